@@ -1,9 +1,10 @@
-"""Measure draft sessions in process with a long context: steps of one session and of batches, and openings.
+"""Measure draft sessions in process with a long context: steps of
+one session and of batches, and openings.
 
-Recordings that the shipped calibration was not fitted to are replayed, each after so much text of the other recordings
-that its context is 2,000 tokens long, from prompt lookup, recycled logits and the datastores. Trees come first, without
-a warm-up, then chains. In a batch, 64 sessions of one calibration take their steps in one call, on all cores of
-this process (`taskset` says which).
+Recordings that the shipped calibration was not fitted to are replayed, each after so much text of
+the other recordings that its context is 2,000 tokens long, from prompt lookup, recycled logits and
+the datastores. Trees come first, without a warm-up, then chains. In a batch, 64 sessions of one
+calibration take their steps in one call, on all cores of this process (`taskset` says which).
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from timing import percentiles
 from walks import CONTEXT, Walk, long_walks
 
 from rest_store import accept_all, draft_all
-from rest_store.bench.options import Destination, datastores_option, every_option, recordings_option, result_options
+from rest_store.bench.options import (
+    Destination,
+    datastores_option,
+    every_option,
+    recordings_option,
+    result_options,
+)
 from rest_store.bench.recordings import read_recordings, split
 from rest_store.bench.results import write_result
 from rest_store.drafting.calibration import Calibration
@@ -36,21 +43,32 @@ OPENINGS = {4_000: 50, 128_000: 10}  # tokens of a prompt: how often it is opene
 @click.command(
     help=__doc__,
     context_settings=SETTINGS,
-    epilog="Example: python benchmarks/bench_drafting.py --recordings traces.jsonl.gz --datastore python.ds",
+    epilog=(
+        "Example: python benchmarks/bench_drafting.py --recordings traces.jsonl.gz --datastore"
+        " python.ds"
+    ),
 )
 @recordings_option()
 @datastores_option
 @every_option
 @result_options
-def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int, out: Destination) -> None:
+def main(
+    recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int, out: Destination
+) -> None:
     chosen = [recording for path in recordings for recording in read_recordings(path)]
     fitting, held_out = split(chosen, "bench_drafting.py")
     stores = list(open_datastores(datastores).values())
     walks = long_walks(held_out[::every], fitting)
-    results: dict[str, Any] = {"context": CONTEXT, "datastores": [store.manifest.token_count for store in stores]}
+    results: dict[str, Any] = {
+        "context": CONTEXT,
+        "datastores": [store.manifest.token_count for store in stores],
+    }
     for name, (nodes, shape) in DRAFTS.items():
         figures = percentiles(one_by_one(walks, stores, nodes, shape))
-        results[name] = {"median_us": round(figures["median"], 1), "p90_us": round(figures["p90"], 1)}
+        results[name] = {
+            "median_us": round(figures["median"], 1),
+            "p90_us": round(figures["p90"], 1),
+        }
         show(name, results[name])
     name = f"{SESSIONS} chains of 8 in a batch"
     results[name] = batches(walks, stores)
@@ -58,7 +76,9 @@ def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int,
     text = np.concatenate([walk.text for walk in walks])
     for tokens, count in OPENINGS.items():
         prompt = np.resize(text, tokens)
-        results[f"opening, {tokens} tokens"] = row = {"median_ms": round(opening(stores, prompt, count), 3)}
+        results[f"opening, {tokens} tokens"] = row = {
+            "median_ms": round(opening(stores, prompt, count), 3)
+        }
         show(f"opening, {tokens} tokens", row)
     write_result(out, "drafting", click.get_current_context().params, ("numpy",), results)
 
@@ -71,12 +91,16 @@ def sources_with(stores: Sequence[object]) -> list[object]:
     return [PromptLookup(), RecycledLogits(), *stores]
 
 
-def one_by_one(walks: Sequence[Walk], stores: Sequence[object], nodes: int, shape: str) -> list[float]:
+def one_by_one(
+    walks: Sequence[Walk], stores: Sequence[object], nodes: int, shape: str
+) -> list[float]:
     """Return the microseconds of each step of all walks."""
     times: list[float] = []
     for walk in walks:
         position = walk.start
-        with DraftSession(sources_with(stores), walk.text[:position], calibration=Calibration.default()) as session:
+        with DraftSession(
+            sources_with(stores), walk.text[:position], calibration=Calibration.default()
+        ) as session:
             while position < walk.text.size:
                 began = time.perf_counter()
                 tree = session.draft(nodes, shape=shape)
@@ -94,14 +118,24 @@ def batches(walks: Sequence[Walk], stores: Sequence[object]) -> dict[str, Any]:
     chosen = [long[i % len(long)] for i in range(SESSIONS)]
     steps = np.array([step for _ in range(ROUNDS) for step in steps_of_batch(chosen, stores)])
     drafting, accepting = 1e3 * np.median(steps, axis=0)
-    return {"median_ms": round(drafting, 3), "accept_all_ms": round(accepting, 3), "steps": len(steps)}
+    return {
+        "median_ms": round(drafting, 3),
+        "accept_all_ms": round(accepting, 3),
+        "steps": len(steps),
+    }
 
 
-def steps_of_batch(walks: Sequence[Walk], stores: Sequence[object]) -> Iterator[tuple[float, float]]:
-    """Yield the seconds of `draft_all` and of `accept_all`, step by step, without the first step."""
+def steps_of_batch(
+    walks: Sequence[Walk], stores: Sequence[object]
+) -> Iterator[tuple[float, float]]:
+    """Yield the seconds of `draft_all` and of `accept_all`,
+    step by step, without the first step.
+    """
     calibration, sources = Calibration.default(), sources_with(stores)
     positions = [walk.start for walk in walks]
-    sessions = [DraftSession(sources, walk.text[: walk.start], calibration=calibration) for walk in walks]
+    sessions = [
+        DraftSession(sources, walk.text[: walk.start], calibration=calibration) for walk in walks
+    ]
     for step in range(1 + STEPS):
         began = time.perf_counter()
         chains = draft_all(sessions, 8, shape="chain")

@@ -1,10 +1,12 @@
-"""Measure what a step costs on an accelerator, and write it as a cost model for `rest-store bench replay`.
+"""Measure what a step costs on an accelerator, and write it as a
+cost model for `rest-store bench replay`.
 
-The model is one of your own, or has the shape of a 7B Llama and random weights. Its forward passes are timed over
-several rows, cached tokens and verified tokens, and the constants are fitted to them. How fast a model writes with
-drafts is what `rest-store bench speed --device cuda` measures.
+The model is one of your own, or has the shape of a 7B Llama and random weights. Its forward passes
+are timed over several rows, cached tokens and verified tokens, and the constants are fitted to
+them. How fast a model writes with drafts is what `rest-store bench speed --device cuda` measures.
 
---shape tiny --device cpu runs everything on a processor, to see that it works; such figures mean nothing.
+--shape tiny --device cpu runs everything on a processor, to see that it works; such figures mean
+nothing.
 """
 
 from __future__ import annotations
@@ -27,21 +29,42 @@ from rest_store.generation.support import vocabulary_size
 from rest_store.options import FILE, SETTINGS, json_option, to_be_written
 
 SHAPES = {
-    "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "7b": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
 }
 ROWS, CACHED, VERIFIED = (1, 4, 16), (128, 1024), (1, 8, 32)  # of the steps that are measured
 PASSES = 10  # over each, of which the fastest counts
 
 
 @click.command(
-    help=__doc__, context_settings=SETTINGS, epilog="Example: python benchmarks/bench_gpu.py --out costs.json"
+    help=__doc__,
+    context_settings=SETTINGS,
+    epilog="Example: python benchmarks/bench_gpu.py --out costs.json",
 )
-@click.option("--model", metavar="NAME_OR_PATH", show_default="random weights", help="Model of transformers.")
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="7b", help="Of a model with random weights.")
+@click.option(
+    "--model", metavar="NAME_OR_PATH", show_default="random weights", help="Model of transformers."
+)
+@click.option(
+    "--shape", type=click.Choice(list(SHAPES)), default="7b", help="Of a model with random weights."
+)
 @click.option("--device", metavar="DEVICE", default="cuda", help="Where the model runs.")
 @click.option(
-    "--out", metavar="FILE", type=FILE, required=True, callback=to_be_written, help="The cost model to write, as JSON."
+    "--out",
+    metavar="FILE",
+    type=FILE,
+    required=True,
+    callback=to_be_written,
+    help="The cost model to write, as JSON.",
 )
 @json_option
 def main(model: str | None, shape: str, device: str, out: Path, as_json: bool) -> None:
@@ -52,21 +75,33 @@ def main(model: str | None, shape: str, device: str, out: Path, as_json: bool) -
             loaded = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     else:
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to(device)
-    name = torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "a processor"
-    source = f"transformers {transformers.__version__}, {model or f'shape {shape}'}, bfloat16, on {name}"
+    name = (
+        torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "a processor"
+    )
+    source = (
+        f"transformers {transformers.__version__}, {model or f'shape {shape}'}, bfloat16, on {name}"
+    )
     costs = step_costs(loaded.eval())
     facts = json.dumps({"source": source, **costs}, indent=1)
     write_text(out, facts + "\n")
     if as_json:
         click.echo(facts)
         return
-    fixed, verified, cached = (1e3 * costs[name] for name in ("fixed", "verified_token", "cached_token"))
-    click.echo(f"{out}: a step takes {fixed:.2f} ms, and {verified:.3g} ms more for each token that it verifies, and")
+    fixed, verified, cached = (
+        1e3 * costs[name] for name in ("fixed", "verified_token", "cached_token")
+    )
+    click.echo(
+        f"{out}: a step takes {fixed:.2f} ms, and {verified:.3g} ms more for each token that it"
+        " verifies, and"
+    )
     click.echo(f"{1e3 * cached:.3g} ms more for each 1,000 tokens in the KV cache")
 
 
 def step_costs(model: Any) -> dict[str, float]:
-    """Return the constants of a `CostModel`, fitted to forward passes over random tokens; `fixed` has the overhead."""
+    """Return the constants of a `CostModel`, fitted to forward passes over random tokens.
+
+    `fixed` has the overhead.
+    """
     widths, seconds = [], []
     vocabulary = vocabulary_size(model)
     for rows, cached in product(ROWS, CACHED):
@@ -83,7 +118,9 @@ def step_costs(model: Any) -> dict[str, float]:
                     cache.crop(-verified)
                 widths.append((1, rows * cached, rows * verified))
                 seconds.append(min(times))
-    fixed, cached_token, verified_token = np.linalg.lstsq(np.array(widths, float), np.array(seconds), rcond=None)[0]
+    fixed, cached_token, verified_token = np.linalg.lstsq(
+        np.array(widths, float), np.array(seconds), rcond=None
+    )[0]
     least = {"fixed": fixed, "cached_token": cached_token, "verified_token": verified_token}
     return {"overhead": 0.0, **{name: max(float(time), 0.0) for name, time in least.items()}}
 

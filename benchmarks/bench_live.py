@@ -1,12 +1,13 @@
 """Measure a live datastore: what adding costs, what queries cost meanwhile, and replicas.
 
 - add: 500 tokens, durable and visible, in turns with SQLite's bare commit of the same bytes.
-- queries: drafts and steps of a session from a live datastore while a thread adds to it at full speed, mostly single
-  documents. For comparison, a frozen datastore of the documents that it had at the beginning is queried, alone before
-  and in turns meanwhile.
-- fleet: a service of it and replicas: until a document added at one is drafted from at another, until a new replica is
-  complete, steps of a session from one in turns with those from a local copy, which nobody adds to, and documents a
-  second through the service with 8 replicas in processes of their own.
+- queries: drafts and steps of a session from a live datastore while a thread adds to it at full
+  speed, mostly single documents. For comparison, a frozen datastore of the documents that it had at
+  the beginning is queried, alone before and in turns meanwhile.
+- fleet: a service of it and replicas: until a document added at one is drafted from at another,
+  until a new replica is complete, steps of a session from one in turns with those from a local
+  copy, which nobody adds to, and documents a second through the service with 8 replicas in
+  processes of their own.
 
 Documents are pieces of those of --datastore.
 """
@@ -47,7 +48,11 @@ SIZE = 500  # tokens of a document
 TURN = 2_000  # contexts
 SESSIONS, STEPS = 50, 4  # of a turn, each in a context of its own; and of a session
 CONTEXT = 32
-FOLLOWERS, DOCUMENTS, AT_ONCE = 8, 10_000, 50  # replicas, what is added beside them, and in one request
+FOLLOWERS, DOCUMENTS, AT_ONCE = (
+    8,
+    10_000,
+    50,
+)  # replicas, what is added beside them, and in one request
 FOLLOW = """
 import sys, time
 from rest_store.live.live_datastore import LiveDatastore
@@ -72,7 +77,9 @@ with DatastoreClient(target, datastore=name) as client:
         time.sleep(max(0.0, began + number / float(rate) - time.monotonic()))
         client.add([document])
 """
-Asking = Callable[[Store, list[list[int]]], list[float]]  # queries a store after contexts: the microseconds of each
+Asking = Callable[
+    [Store, list[list[int]]], list[float]
+]  # queries a store after contexts: the microseconds of each
 
 
 PARTS = ("add", "queries", "fleet")
@@ -101,15 +108,34 @@ class Source:
 @click.command(
     help=__doc__,
     context_settings=SETTINGS,
-    epilog="Example: python benchmarks/bench_live.py --datastore python.ds --out live_datastore.json",
+    epilog=(
+        "Example: python benchmarks/bench_live.py --datastore python.ds --out live_datastore.json"
+    ),
 )
 @click.option(
-    "--datastore", metavar="DIR", type=PATH, required=True, help="Datastore to draft from: source of the text."
+    "--datastore",
+    metavar="DIR",
+    type=PATH,
+    required=True,
+    help="Datastore to draft from: source of the text.",
 )
-@click.option("--initial", metavar="N", default=4_000_000, help="Tokens of the datastores at the beginning.")
-@click.option("--rounds", metavar="N", type=click.IntRange(1), default=10, help="Turns of 200 additions and queries.")
 @click.option(
-    "--measure", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, help="What is measured. Repeatable."
+    "--initial", metavar="N", default=4_000_000, help="Tokens of the datastores at the beginning."
+)
+@click.option(
+    "--rounds",
+    metavar="N",
+    type=click.IntRange(1),
+    default=10,
+    help="Turns of 200 additions and queries.",
+)
+@click.option(
+    "--measure",
+    "parts",
+    multiple=True,
+    type=click.Choice(PARTS),
+    default=PARTS,
+    help="What is measured. Repeatable.",
 )
 @result_options
 def main(
@@ -130,7 +156,13 @@ def main(
             "fleet": lambda: show("fleet", measure_fleet(source, parent, initial, 20 * rounds)),
         }
         results |= {part: measures[part]() for part in parts}
-    write_result(out, "live_datastore", click.get_current_context().params, ("numpy", "pydivsufsort"), results)
+    write_result(
+        out,
+        "live_datastore",
+        click.get_current_context().params,
+        ("numpy", "pydivsufsort"),
+        results,
+    )
 
 
 def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +202,9 @@ def measure_adding(source: Source, parent: Path, count: int) -> dict[str, float]
 
 
 def drafts(nodes: int) -> Asking:
-    return lambda store, contexts: time_each(lambda context: store.draft(context, max_nodes=nodes), contexts)
+    return lambda store, contexts: time_each(
+        lambda context: store.draft(context, max_nodes=nodes), contexts
+    )
 
 
 def steps(nodes: int) -> Asking:
@@ -189,11 +223,18 @@ def steps(nodes: int) -> Asking:
     return ask
 
 
-QUERIES = {"draft of 16": drafts(16), "draft of 64": drafts(64), "step of 16": steps(16), "step of 64": steps(64)}
+QUERIES = {
+    "draft of 16": drafts(16),
+    "draft of 64": drafts(64),
+    "step of 16": steps(16),
+    "step of 64": steps(64),
+}
 
 
 def measure_queries(source: Source, parent: Path, tokens: int, rounds: int) -> dict[str, Any]:
-    """Time queries of a live datastore while it grows, in turns with those of the frozen one that it was before."""
+    """Time queries of a live datastore while it grows, in turns
+    with those of the frozen one that it was before.
+    """
     # No context comes again: a frozen datastore would answer from its cache of trees.
     warm_up, *turns = [source.contexts(TURN) for _ in range(1 + rounds)]
     results: dict[str, Any] = {}
@@ -216,7 +257,10 @@ def measure_queries(source: Source, parent: Path, tokens: int, rounds: int) -> d
             grown = live.info().token_count
         frozen.close()
         row: dict[str, float] = {}
-        for what, times in (("frozen alone", alone), *((f"{one} meanwhile", of) for one, of in meanwhile.items())):
+        for what, times in (
+            ("frozen alone", alone),
+            *((f"{one} meanwhile", of) for one, of in meanwhile.items()),
+        ):
             figures = percentiles(times)
             row |= {f"{what}, median": figures["median"], f"{what}, p99": figures["p99"]}
         row |= {"segments": float(np.median(segments)), "tokens at the end": grown}
@@ -226,7 +270,9 @@ def measure_queries(source: Source, parent: Path, tokens: int, rounds: int) -> d
 
 @contextmanager
 def growing(live: LiveDatastore, source: Source) -> Iterator[None]:
-    """Within the block, a thread adds documents as fast as that goes: one alone most of the time, then many."""
+    """Within the block, a thread adds documents as fast as that
+    goes: one alone most of the time, then many.
+    """
     stop = threading.Event()
     some = source.documents(1_000)
 
@@ -248,13 +294,24 @@ def growing(live: LiveDatastore, source: Source) -> Iterator[None]:
 
 
 def measure_fleet(source: Source, parent: Path, tokens: int, additions: int) -> dict[str, float]:
-    """Follow a service that has `tokens` tokens: documents one by one, all of them, and many at full speed."""
+    """Follow a service that has `tokens` tokens: documents one by
+    one, all of them, and many at full speed.
+    """
     directory = parent / "served"
     with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
         live.add(source.documents(tokens // SIZE))
         live.compact()
     shutil.copytree(directory, parent / "local")
-    command = [sys.executable, "-m", "rest_store", "serve", "--live", f"chat={directory}", "--listen", "127.0.0.1:0"]
+    command = [
+        sys.executable,
+        "-m",
+        "rest_store",
+        "serve",
+        "--live",
+        f"chat={directory}",
+        "--listen",
+        "127.0.0.1:0",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
         location = service.stdout.readline().split()[-1] + "/chat"
@@ -268,8 +325,13 @@ def measure_fleet(source: Source, parent: Path, tokens: int, additions: int) -> 
                 with LiveDatastore.open(location, cache=parent / "two") as two:
                     while two.newest_change < one.newest_change:
                         two.wait_for_change(two.newest_change, 1.0)
-                    seen = time_each(lambda document: add_and_wait(one, two, document), source.documents(additions))
-            following = measure_following(source, parent, location, tokens // SIZE + additions, service.pid)
+                    seen = time_each(
+                        lambda document: add_and_wait(one, two, document),
+                        source.documents(additions),
+                    )
+            following = measure_following(
+                source, parent, location, tokens // SIZE + additions, service.pid
+            )
         finally:
             service.terminate()
     figures = percentiles([microseconds / 1e3 for microseconds in seen])
@@ -283,9 +345,15 @@ def measure_fleet(source: Source, parent: Path, tokens: int, additions: int) -> 
 
 
 def measure_steps(
-    source: Source, parent: Path, replica: LiveDatastore, location: str, service: subprocess.Popen[str]
+    source: Source,
+    parent: Path,
+    replica: LiveDatastore,
+    location: str,
+    service: subprocess.Popen[str],
 ) -> dict[str, float]:
-    """Time steps from a replica and a local copy in turns: while nothing happens, the service is stopped, and grows."""
+    """Time steps from a replica and a local copy in turns: while
+    nothing happens, the service is stopped, and grows.
+    """
     ask, (target, _, name) = steps(16), location.partition("/")
     np.save(parent / "added.npy", np.stack(source.documents(100 * RATE)))
     command = [sys.executable, "-c", ADD, target, name, str(parent / "added.npy"), str(RATE)]
@@ -298,7 +366,11 @@ def measure_steps(
                 for where in sorted(stores, reverse=turn % 2 == 1):
                     times[where] += ask(stores[where], source.contexts(SESSIONS))
             parts = {where: percentiles(of) for where, of in times.items()}
-            return {f"{where}_{state}_{part}_us": of[part] for where, of in parts.items() for part in ("median", "p99")}
+            return {
+                f"{where}_{state}_{part}_us": of[part]
+                for where, of in parts.items()
+                for part in ("median", "p99")
+            }
 
         replica.compact()
         turns("warm-up")
@@ -321,8 +393,13 @@ def add_and_wait(one: LiveDatastore, two: LiveDatastore, document: npt.NDArray[n
         two.wait_for_change(before, 1.0)
 
 
-def measure_following(source: Source, parent: Path, location: str, stored: int, service: int) -> dict[str, float]:
-    """Add documents until all replicas, which were complete before, have them; and the processor time of each."""
+def measure_following(
+    source: Source, parent: Path, location: str, stored: int, service: int
+) -> dict[str, float]:
+    """Add documents until all replicas, which were complete before, have them.
+
+    And the processor time of each.
+    """
     from rest_store.service.client.client import DatastoreClient
 
     followers = []
@@ -338,7 +415,9 @@ def measure_following(source: Source, parent: Path, location: str, stored: int, 
     target, _, name = location.partition("/")
     began, worked = time.perf_counter(), processor_seconds(service)
     with DatastoreClient(target, datastore=name) as client, ThreadPoolExecutor(4) as threads:
-        for _ in threads.map(lambda start: client.add(some[start : start + AT_ONCE]), range(0, DOCUMENTS, AT_ONCE)):
+        for _ in threads.map(
+            lambda start: client.add(some[start : start + AT_ONCE]), range(0, DOCUMENTS, AT_ONCE)
+        ):
             pass
     added = time.perf_counter() - began
     replicas = [float(follower.communicate()[0]) for follower in followers]

@@ -1,12 +1,15 @@
-"""Other packages' ways of drafting from texts beside draft sessions: M, nodes and microseconds of a step, in replays.
+"""Other packages' ways of drafting from texts beside draft
+sessions: M, nodes and microseconds of a step, in replays.
 
-The same recordings are replayed in the same order, with the same budget of nodes. Each way knows nothing at first, or
-the outputs of the recordings of --history-from, and learns from each output once it was replayed, as in a program that
-runs. Of a package's ways all that are best for it are taken: of suffix decoding chains and trees and several factors;
-of dejavuu's drafters chains and trees. The best M of each is reported; with a cost model the greatest modelled speed.
+The same recordings are replayed in the same order, with the same budget of nodes. Each way knows
+nothing at first, or the outputs of the recordings of --history-from, and learns from each output
+once it was replayed, as in a program that runs. Of a package's ways all that are best for it are
+taken: of suffix decoding chains and trees and several factors; of dejavuu's drafters chains and
+trees. The best M of each is reported; with a cost model the greatest modelled speed.
 
-Packages that are not installed are left out. Suffix decoding's cache needs a compiler and torch, dejavuu Python 3.13:
-pip install --no-build-isolation --no-deps arctic-inference==0.3.0; pip install dejavuu==0.2.0
+Packages that are not installed are left out. Suffix decoding's cache needs a compiler and torch,
+dejavuu Python 3.13: pip install --no-build-isolation --no-deps arctic-inference==0.3.0; pip install
+dejavuu==0.2.0
 """
 
 from __future__ import annotations
@@ -52,14 +55,20 @@ DEPTH = 64  # of suffix decoding's trees, as documented
 FACTORS = (1.0, 4.0, 16.0, 64.0)  # draft tokens for each token of its match
 PROBABILITIES = (0.0, 0.1, 0.3)  # below which it drafts no token
 FROM_TEXT = ("rest", "sam_decoding", "asam", "suffix_decoding")  # of dejavuu
-FROM_LOGITS = ("token_recycling", "logit_spec", "stand")  # of dejavuu, where recordings have likely tokens
+FROM_LOGITS = (
+    "token_recycling",
+    "logit_spec",
+    "stand",
+)  # of dejavuu, where recordings have likely tokens
 WIDTHS = (1, 4)  # of dejavuu's trees; 1: chains
 Tokens = npt.NDArray[np.int32]
 Opening = Callable[[Tokens], contextlib.AbstractContextManager[Any]]
 
 
 class SuffixDecoding:
-    """A request to a suffix decoding cache, which keeps its output for later ones; a drafter for `walk`.
+    """A request to a suffix decoding cache, which keeps its output for later ones.
+
+    A drafter for `walk`.
 
     Args:
         cache: `SuffixDecodingCache` of arctic-inference.
@@ -68,7 +77,9 @@ class SuffixDecoding:
         settings: of `speculate`.
     """
 
-    def __init__(self, cache: Any, request: int, prompt: Tokens, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, cache: Any, request: int, prompt: Tokens, settings: Mapping[str, Any]
+    ) -> None:
         self._cache, self._request, self._settings = cache, request, settings
         self._text = prompt
         cache.start_request(request, prompt)
@@ -76,7 +87,9 @@ class SuffixDecoding:
     def draft(self, max_nodes: int, costs: object = None) -> TokenTree:
         """Return its tree."""
         context = self._text[-DEPTH:]
-        draft = self._cache.speculate(self._request, context, max_spec_tokens=max_nodes, **self._settings)
+        draft = self._cache.speculate(
+            self._request, context, max_spec_tokens=max_nodes, **self._settings
+        )
         return TokenTree(draft.token_ids, draft.parents, [1] * len(draft.token_ids))
 
     def accept(self, tokens: Tokens, top_k: Tokens | None) -> None:
@@ -90,7 +103,9 @@ class SuffixDecoding:
 
 
 class DejavuuRequest:
-    """A request to a drafter of dejavuu, which keeps what it learns for later ones; a drafter for `walk`.
+    """A request to a drafter of dejavuu, which keeps what it learns for later ones.
+
+    A drafter for `walk`.
 
     Args:
         drafter: from its `make_drafter`.
@@ -142,7 +157,9 @@ def suffix_decoding(known: Sequence[Recording], settings: Mapping[str, Any]) -> 
 
 
 def dejavuu(known: Sequence[Recording], method: str, width: int, vocabulary_size: int) -> Opening:
-    """Return what begins requests to a drafter that knows these outputs: as its datastore, or as earlier texts."""
+    """Return what begins requests to a drafter that knows these
+    outputs: as its datastore, or as earlier texts.
+    """
     from dejavuu.drafters import DRAFTERS, make_drafter
 
     texts = [one.output.tolist() for one in known]
@@ -150,7 +167,9 @@ def dejavuu(known: Sequence[Recording], method: str, width: int, vocabulary_size
     for text in texts if not DRAFTERS[method].needs_datastore else ():
         drafter.reset(text)
         drafter.propose(text, len(text), 1)
-    return lambda prompt: contextlib.nullcontext(DejavuuRequest(drafter, width, vocabulary_size, prompt))
+    return lambda prompt: contextlib.nullcontext(
+        DejavuuRequest(drafter, width, vocabulary_size, prompt)
+    )
 
 
 def peers(
@@ -163,11 +182,18 @@ def peers(
         packages: that are installed.
         likely: ids of the vocabulary, if recordings have likely tokens; 0: they have none.
     """
-    yield "prompt lookup, 3-gram", lambda: lambda prompt: contextlib.nullcontext(PromptLookupRule(prompt))
+    yield (
+        "prompt lookup, 3-gram",
+        lambda: lambda prompt: contextlib.nullcontext(PromptLookupRule(prompt)),
+    )
     if "arctic-inference" in packages:
         for factor in FACTORS:
             for tree, probability in itertools.product((True, False), PROBABILITIES):
-                settings = {"min_token_prob": probability, "use_tree_spec": tree, "max_spec_factor": factor}
+                settings = {
+                    "min_token_prob": probability,
+                    "use_tree_spec": tree,
+                    "max_spec_factor": factor,
+                }
                 yield "suffix decoding", partial(suffix_decoding, known, settings)
     if "dejavuu" in packages:
         for method in (*FROM_TEXT, *(FROM_LOGITS if likely else ())):
@@ -178,8 +204,10 @@ def peers(
 @click.command(
     help=__doc__,
     context_settings=SETTINGS,
-    epilog="Example: python benchmarks/bench_peers.py --recordings traces.jsonl.gz --history-from traces.jsonl.gz "
-    "--datastore python.ds",
+    epilog=(
+        "Example: python benchmarks/bench_peers.py --recordings traces.jsonl.gz --history-from"
+        " traces.jsonl.gz --datastore python.ds"
+    ),
 )
 @recordings_option()
 @history_from_option
@@ -201,27 +229,46 @@ def main(
     drafting_us: float | None,
     out: Destination,
 ) -> None:
-    packages = [name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is not None]
+    packages = [
+        name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is not None
+    ]
     stores = open_datastores(datastores)
     identity = identity_of_texts(stores, tokenizer)
-    reported = unfitted(read_all(recordings, stores, tokenizer)[::every], Calibration.default(), "bench_peers.py")
+    reported = unfitted(
+        read_all(recordings, stores, tokenizer)[::every], Calibration.default(), "bench_peers.py"
+    )
     has_logits = any(one.top_k.size for one in reported)
     rows: list[dict[str, Any]] = []
-    modelled = [None] if cost_model is None else batches_of(CostModel.read(cost_model), batches, drafting_us)
+    modelled = (
+        [None]
+        if cost_model is None
+        else batches_of(CostModel.read(cost_model), batches, drafting_us)
+    )
 
     def show(row: dict[str, Any]) -> None:
         rows.append(row)
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
-    for knows, known in {"nothing": [], **remembered(history_from, reported, stores, tokenizer)}.items():
+    for knows, known in {
+        "nothing": [],
+        **remembered(history_from, reported, stores, tokenizer),
+    }.items():
         for nodes, batch in itertools.product(max_nodes, modelled):
-            begin = {"knows": knows, "nodes": nodes, **({} if batch is None else {"batch": batch.rows})}
+            begin = {
+                "knows": knows,
+                "nodes": nodes,
+                **({} if batch is None else {"batch": batch.rows}),
+            }
             best: dict[str, dict[str, Any]] = {}
             for name, make in peers(known, packages, identity.vocabulary_size if has_logits else 0):
                 times: list[float] = []
                 outcome = walk(reported, make(), max_nodes=nodes, batch=batch, times=times)
                 row = {**begin, "drafting": name, **figures_of(outcome, times)}
-                best[name] = max(best.get(name, row), row, key=lambda one: float(one.get("modelled speed", one["M"])))
+                best[name] = max(
+                    best.get(name, row),
+                    row,
+                    key=lambda one: float(one.get("modelled speed", one["M"])),
+                )
             for row in best.values():
                 show(row)
             local: list[object] = [PromptLookup(), *([RecycledLogits()] if has_logits else [])]
@@ -243,12 +290,22 @@ def remembering(
     nodes: int,
     batch: Batch | None,
 ) -> dict[str, Any]:
-    """Return the figures of sessions with a live datastore that remembers `known`, and each recording in turn."""
+    """Return the figures of sessions with a live datastore that
+    remembers `known`, and each recording in turn.
+    """
     times: list[float] = []
     with new_live_datastore(tokenizer) as live:
         own = [*fresh(sources), live]  # logits of an earlier row would know these recordings
         outcome = Outcome.sum_of(
-            replay([one], own, Calibration.default(), max_nodes=nodes, share_logits=True, batch=batch, times=times)
+            replay(
+                [one],
+                own,
+                Calibration.default(),
+                max_nodes=nodes,
+                share_logits=True,
+                batch=batch,
+                times=times,
+            )
             for one, before in in_turn([*known, *recordings], live)
             if len(before) >= len(known)
         )
@@ -258,7 +315,10 @@ def remembering(
 def figures_of(outcome: Outcome, times: Sequence[float]) -> dict[str, Any]:
     step = percentiles(1e6 * seconds for seconds in times)
     families = {name: round(one.modelled_speeds[0], 4) for name, one in outcome.by_family().items()}
-    speeds = {"modelled speed": round(outcome.modelled_speeds[0], 4), "modelled speeds of families": families}
+    speeds = {
+        "modelled speed": round(outcome.modelled_speeds[0], 4),
+        "modelled speeds of families": families,
+    }
     return {
         **(speeds if outcome.modelled_speeds[0] else {}),
         "M": round(outcome.mean_accepted, 4),

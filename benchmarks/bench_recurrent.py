@@ -1,12 +1,14 @@
-"""Measure drafts for models with recurrent state: shapes of this year's hybrids, about 100M random weights, on the CPU.
+"""Measure drafts for models with recurrent state: shapes of this
+year's hybrids, about 100M random weights, on the CPU.
 
-- pass: the time of a forward pass over 9 and 17 tokens behind a filled cache, relative to one token; and how many
-  passes the trial of an unknown class takes.
-- speed: tokens a second with drafts each of whose tokens is right with a known probability, in turns with plain
-  generation, and what transformers' prompt lookup does with the model.
+- pass: the time of a forward pass over 9 and 17 tokens behind a filled cache, relative to one
+  token; and how many passes the trial of an unknown class takes.
+- speed: tokens a second with drafts each of whose tokens is right with a known probability, in
+  turns with plain generation, and what transformers' prompt lookup does with the model.
 - memory: the peak beside plain generation, of a process each.
 
-Times are those of the processor on one thread, so that other processes matter little, with prepacked weights.
+Times are those of the processor on one thread, so that other processes matter little, with
+prepacked weights.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import rest_store
 from rest_store.bench.options import Destination, result_options
 from rest_store.bench.results import write_result
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
 from rest_store.generation.cache import has_states
 from rest_store.generation.continuation import difference
@@ -44,7 +46,12 @@ WIDTHS = (1, 2, 9, 17)
 PROMPT = 64
 RIGHT = (0.6, 0.8, 1.0)  # probabilities that a draft token is right
 SIZES = {
-    "full": {"vocab_size": 8192, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12},
+    "full": {
+        "vocab_size": 8192,
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+    },
     "tiny": {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6},
 }
 USUAL = {
@@ -63,19 +70,27 @@ def qwen3_5(sizes: dict[str, Any]) -> Any:
     head = sizes["hidden_size"] // 8
     heads = {"linear_num_key_heads": 8, "linear_num_value_heads": 8, "head_dim": head}
     heads |= {"linear_key_head_dim": head, "linear_value_head_dim": head}
-    return transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**USUAL, **sizes, **heads))
+    return transformers.Qwen3_5ForCausalLM(
+        transformers.Qwen3_5TextConfig(**USUAL, **sizes, **heads)
+    )
 
 
 def lfm2(sizes: dict[str, Any]) -> Any:
     """Two layers of convolution for each of attention."""
-    kinds = (["conv", "conv", "full_attention"] * sizes["num_hidden_layers"])[: sizes["num_hidden_layers"]]
-    config = transformers.Lfm2Config(**USUAL, **sizes, layer_types=kinds, block_auto_adjust_ff_dim=False)
+    kinds = (["conv", "conv", "full_attention"] * sizes["num_hidden_layers"])[
+        : sizes["num_hidden_layers"]
+    ]
+    config = transformers.Lfm2Config(
+        **USUAL, **sizes, layer_types=kinds, block_auto_adjust_ff_dim=False
+    )
     return transformers.Lfm2ForCausalLM(config)
 
 
 def granite_4_h(sizes: dict[str, Any]) -> Any:
     """Five layers of Mamba 2 for each of attention."""
-    kinds = ((["linear_attention"] * 5 + ["full_attention"]) * sizes["num_hidden_layers"])[: sizes["num_hidden_layers"]]
+    kinds = ((["linear_attention"] * 5 + ["full_attention"]) * sizes["num_hidden_layers"])[
+        : sizes["num_hidden_layers"]
+    ]
     mamba = {"mamba_n_heads": 8, "mamba_d_head": sizes["hidden_size"] // 4, "mamba_d_state": 128}
     config = transformers.GraniteMoeHybridConfig(
         **USUAL,
@@ -102,7 +117,8 @@ SHAPES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 class Known:
-    """A source whose draft tokens are right with a known probability each, which is also what it says.
+    """A source whose draft tokens are right with a known
+    probability each, which is also what it says.
 
     Args:
         text: that will be written.
@@ -124,7 +140,7 @@ class Known:
         self._written = 0
         return [self]
 
-    def send(self, limits: DraftLimits) -> None:
+    def send(self, limits: DraftOptions) -> None:
         """Take what is asked for."""
         self._limits = limits
 
@@ -137,7 +153,10 @@ class Known:
             size = int(np.argmax((1 + np.append(0.0, np.cumsum(scores)))[: costs.size] / costs))
         coming = self._text[self._written : self._written + size]
         wrong = self._random.random(size) >= self._right
-        tokens = [(token + 1) % 200 + 3 if flaw else token for token, flaw in zip(coming, wrong, strict=True)]
+        tokens = [
+            (token + 1) % 200 + 3 if flaw else token
+            for token, flaw in zip(coming, wrong, strict=True)
+        ]
         chain = range(-1, size - 1)
         return TokenTree(tokens, chain, [1] * size, scores=scores[:size], origins=[1] * size)
 
@@ -171,11 +190,19 @@ def measure_passes(model: Any, rounds: int) -> dict[str, float]:
                 positions = torch.arange(PROMPT, PROMPT + width)[None]
                 with mixers.set_for(width) as settings:
                     began = time.process_time()
-                    model(ids[:, :width], position_ids=positions, use_cache=True, **{name: cache}, **settings)
+                    model(
+                        ids[:, :width],
+                        position_ids=positions,
+                        use_cache=True,
+                        **{name: cache},
+                        **settings,
+                    )
                     taken.append(time.process_time() - began)
     one = float(np.median(times[1]))
     figures = {"one_token_ms": round(1e3 * one, 1)}
-    figures |= {f"{width}_tokens": round(float(np.median(times[width])) / one, 2) for width in WIDTHS[1:]}
+    figures |= {
+        f"{width}_tokens": round(float(np.median(times[width])) / one, 2) for width in WIDTHS[1:]
+    }
     if not has_states(cache):
         return figures
     began = time.process_time()
@@ -200,15 +227,23 @@ def measure_speed(model: Any, tokens: int, rounds: int) -> dict[str, Any]:
     passes = dict.fromkeys(RIGHT, 0)
     for number in range(1 + rounds):
         for way, taken in seconds.items():
-            ours = {"custom_generate": rest_store.generate, "drafter": [ways[way](number)]} if way != "plain" else {}
+            ours = (
+                {"custom_generate": rest_store.generate, "drafter": [ways[way](number)]}
+                if way != "plain"
+                else {}
+            )
             output, time_taken = write(**ours)
             assert torch.equal(output.sequences, plain), f"another text with {way}"
             if number:  # the first round warms up
                 taken.append(time_taken)
                 passes |= {way: passes[way] + output.statistics.forward_passes} if ours else {}
     of_plain = sum(seconds.pop("plain"))
-    figures: dict[str, Any] = {f"M at {way:.0%}": round(rounds * tokens / count, 2) for way, count in passes.items()}
-    figures |= {f"speed at {way:.0%}": round(of_plain / sum(taken), 2) for way, taken in seconds.items()}
+    figures: dict[str, Any] = {
+        f"M at {way:.0%}": round(rounds * tokens / count, 2) for way, count in passes.items()
+    }
+    figures |= {
+        f"speed at {way:.0%}": round(of_plain / sum(taken), 2) for way, taken in seconds.items()
+    }
     try:
         model.generate(ids, max_new_tokens=4, do_sample=False, prompt_lookup_num_tokens=4)
         lookup = "runs"
@@ -240,7 +275,10 @@ def measure_memory(shape: str, size: str, tokens: int) -> dict[str, float]:
     peaks = {}
     for way in ("plain", "drafts"):
         command = [sys.executable, "-W", "ignore", "-c", PEAK, shape, size, str(tokens), way]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+        }
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         peaks[f"{way}_mb"] = round(int(done.stdout) / 1024)
     return peaks
@@ -252,8 +290,16 @@ def measure_memory(shape: str, size: str, tokens: int) -> dict[str, float]:
     epilog="Example: python benchmarks/bench_recurrent.py --out recurrent.json",
 )
 @click.option("--size", type=click.Choice(list(SIZES)), default="full", help="Of the models.")
-@click.option("--shape", "shapes", multiple=True, type=click.Choice(list(SHAPES)), default=list(SHAPES))
-@click.option("--tokens", metavar="N", type=click.IntRange(8), default=128, help="That each generation writes.")
+@click.option(
+    "--shape", "shapes", multiple=True, type=click.Choice(list(SHAPES)), default=list(SHAPES)
+)
+@click.option(
+    "--tokens",
+    metavar="N",
+    type=click.IntRange(8),
+    default=128,
+    help="That each generation writes.",
+)
 @click.option("--rounds", metavar="N", type=click.IntRange(1), default=3, help="Turns.")
 @result_options
 def main(size: str, shapes: tuple[str, ...], tokens: int, rounds: int, out: Destination) -> None:
@@ -274,7 +320,13 @@ def main(size: str, shapes: tuple[str, ...], tokens: int, rounds: int, out: Dest
         del model
         results["memory"][shape] = measure_memory(shape, size, tokens)
         print(shape, results["memory"][shape], flush=True)
-    write_result(out, "recurrent", click.get_current_context().params, ("numpy", "torch", "transformers"), results)
+    write_result(
+        out,
+        "recurrent",
+        click.get_current_context().params,
+        ("numpy", "torch", "transformers"),
+        results,
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""GRPO with TRL, with and without a memory of what was sampled: seconds of rollouts, passes, samples and rewards.
+"""GRPO with TRL, with and without a memory of what was sampled:
+seconds of rollouts, passes, samples and rewards.
 
-    pip install '.[hf,live]' trl
-    python examples/smollm2.py smollm2
-    python benchmarks/bench_rollouts.py --model smollm2 --questions questions.jsonl --out rollouts.json
+    pip install '.[hf,live]' trl python examples/smollm2.py smollm2 python
+    benchmarks/bench_rollouts.py --model smollm2 --questions questions.jsonl --out rollouts.json
 
-`questions.jsonl` (or `.jsonl.gz`) is Spec-Bench's file of questions. All ways begin with the same weights and seed, on
-one thread. Those that write as many samples at once write the same ones, with the same digest, if drafts change nothing
-but time. Then their rewards are the same, too, and so are the weights that they train.
+`questions.jsonl` (or `.jsonl.gz`) is Spec-Bench's file of questions. All ways begin with the same
+weights and seed, on one thread. Those that write as many samples at once write the same ones, with
+the same digest, if drafts change nothing but time. Then their rewards are the same, too, and so are
+the weights that they train.
 """
 
 from __future__ import annotations
@@ -78,12 +79,16 @@ class Measured(EXAMPLE["Rollouts"]):  # type: ignore[misc]
         return rollouts
 
     def write_samples(self, directory: Path) -> None:
-        """Write the samples of each epoch to a file, `epoch-N.jsonl`, as recordings for `rest-store bench replay`."""
+        """Write the samples of each epoch to a file, `epoch-N.jsonl`, as
+        recordings for `rest-store bench replay`.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         for epoch, samples in self.samples.items():
             rows = zip(self.prompts[epoch], samples, strict=True)
             lines = [json.dumps({"prompt": prompt, "output": output}) for prompt, output in rows]
-            (directory / f"epoch-{epoch}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            (directory / f"epoch-{epoch}.jsonl").write_text(
+                "\n".join(lines) + "\n", encoding="utf-8"
+            )
 
 
 @contextmanager
@@ -103,11 +108,16 @@ def questions_of(path: Path, category: str, number: int) -> list[str]:
         return list(islice((text for text in texts if len(text) < 600), number))
 
 
-def train(model: str, questions: list[str], config: Any, rows: int, drafts: str) -> tuple[Measured, list[float]]:
+def train(
+    model: str, questions: list[str], config: Any, rows: int, drafts: str
+) -> tuple[Measured, list[float]]:
     """Train once; return the rollouts, and the mean reward of each step."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     lookup = rest_store.PromptLookup()
-    with tempfile.TemporaryDirectory() as folder, rest_store.LiveDatastore.open(folder, tokenizer=model) as memory:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        rest_store.LiveDatastore.open(folder, tokenizer=model) as memory,
+    ):
         sources = {"nothing": None, "prompt lookup": [lookup]}
         sources["memory"] = [memory, lookup, rest_store.RecycledLogits()]
         rollouts = Measured(sources[drafts], memory if drafts == "memory" else None, rows=rows)
@@ -115,7 +125,9 @@ def train(model: str, questions: list[str], config: Any, rows: int, drafts: str)
             AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
             EXAMPLE["brevity"],
             config,
-            Dataset.from_list([{"prompt": [{"role": "user", "content": text}]} for text in questions]),
+            Dataset.from_list(
+                [{"prompt": [{"role": "user", "content": text}]} for text in questions]
+            ),
             processing_class=tokenizer,
             rollout_func=rollouts,
         )
@@ -131,8 +143,21 @@ def train(model: str, questions: list[str], config: Any, rows: int, drafts: str)
 @click.option("--epochs", metavar="N", default=4, help="How often each question is sampled for.")
 @click.option("--max-new-tokens", metavar="N", default=64, help="Of a sample.")
 @click.option("--learning-rate", metavar="RATE", default=1e-5, help="Of the training.")
-@click.option("--samples", "directory", metavar="DIR", type=PATH, help="Folder for the samples of the last way.")
-@click.option("--way", "ways", multiple=True, type=click.Choice(list(WAYS)), default=list(WAYS), help="Repeatable.")
+@click.option(
+    "--samples",
+    "directory",
+    metavar="DIR",
+    type=PATH,
+    help="Folder for the samples of the last way.",
+)
+@click.option(
+    "--way",
+    "ways",
+    multiple=True,
+    type=click.Choice(list(WAYS)),
+    default=list(WAYS),
+    help="Repeatable.",
+)
 @result_options
 def main(
     model: str,
@@ -179,7 +204,13 @@ def main(
         click.echo(json.dumps({way: results[way]}), err=True)
     if directory is not None:
         rollouts.write_samples(directory)
-    write_result(out, "rollouts", click.get_current_context().params, ("torch", "transformers", "trl"), results)
+    write_result(
+        out,
+        "rollouts",
+        click.get_current_context().params,
+        ("torch", "transformers", "trl"),
+        results,
+    )
 
 
 if __name__ == "__main__":

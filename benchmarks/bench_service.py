@@ -1,14 +1,15 @@
 """Measure what drafting costs through services, beside the same in process, in turns.
 
-Services run on this machine, each in a process of its own: one of all datastores, and one for each datastore, whose
-trees a session merges.
+Services run on this machine, each in a process of its own: one of all datastores, and one for each
+datastore, whose trees a session merges.
 
-Steps: generations (`walks.py`) are replayed by sessions in process, through the one service over TCP and over a Unix
-socket, and through the services of single datastores. Reported: median and 99th percentile of a step in microseconds,
-without the first one of each session, the median of these, M, and steps without an answer.
+Steps: generations (`walks.py`) are replayed by sessions in process, through the one service over
+TCP and over a Unix socket, and through the services of single datastores. Reported: median and 99th
+percentile of a step in microseconds, without the first one of each session, the median of these, M,
+and steps without an answer.
 
-At once, steps a second: 16 processes each run one session after another for some seconds; in process as many as there
-are cores.
+At once, steps a second: 16 processes each run one session after another for some seconds; in
+process as many as there are cores.
 """
 
 from __future__ import annotations
@@ -55,12 +56,17 @@ Sources = Sequence[object]
 @click.command(
     help=__doc__,
     context_settings=SETTINGS,
-    epilog="Example: python benchmarks/bench_service.py --recordings traces.jsonl.gz --datastore python.ds",
+    epilog=(
+        "Example: python benchmarks/bench_service.py --recordings traces.jsonl.gz --datastore"
+        " python.ds"
+    ),
 )
 @recordings_option()
 @datastores_option
 @every_option
-@click.option("--seconds", metavar="SECONDS", default=4.0, help="Time of the sessions at once, for each way.")
+@click.option(
+    "--seconds", metavar="SECONDS", default=4.0, help="Time of the sessions at once, for each way."
+)
 @result_options
 def main(
     recordings: tuple[Path, ...],
@@ -69,25 +75,37 @@ def main(
     seconds: float,
     out: Destination,
 ) -> None:
-    others, held_out = split([one for path in recordings for one in read_recordings(path)], "bench_service.py")
+    others, held_out = split(
+        [one for path in recordings for one in read_recordings(path)], "bench_service.py"
+    )
     walks = long_walks(held_out[::every], others)
     stores = list(open_datastores(datastores).values())
     tokens = [store.info().token_count for store in stores]
     results: dict[str, Any] = {"context": CONTEXT, "datastores": tokens}
     with contextlib.ExitStack() as stack:
         tcp, unix = stack.enter_context(serving(datastores, "127.0.0.1:0"))
-        single = [stack.enter_context(serving([path]))[0] for path in datastores] if len(datastores) > 1 else []
+        single = (
+            [stack.enter_context(serving([path]))[0] for path in datastores]
+            if len(datastores) > 1
+            else []
+        )
         ways: dict[str, Sources] = {
             "in process": stores,
             "service, TCP": [stack.enter_context(client_of(tcp))],
             "service, Unix socket": [stack.enter_context(client_of(unix))],
         }
         if single:
-            ways["a service each, Unix sockets"] = [stack.enter_context(client_of(target)) for target in single]
+            ways["a service each, Unix sockets"] = [
+                stack.enter_context(client_of(target)) for target in single
+            ]
         for nodes in NODES:
             results[f"{nodes} nodes"] = steps_in_turns(ways, walks, nodes)
-        results["at once"] = at_once({"in process": datastores, "service, Unix socket": unix}, walks, seconds)
-    write_result(out, "service", click.get_current_context().params, ("grpcio", "protobuf", "numpy"), results)
+        results["at once"] = at_once(
+            {"in process": datastores, "service, Unix socket": unix}, walks, seconds
+        )
+    write_result(
+        out, "service", click.get_current_context().params, ("grpcio", "protobuf", "numpy"), results
+    )
 
 
 @contextlib.contextmanager
@@ -101,7 +119,9 @@ def serving(directories: Sequence[Path], *others: str) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rest-store-"))
         named = [f"{number}={directory}" for number, directory in enumerate(directories)]
-        listen = [word for address in (*others, f"unix:{folder}/socket") for word in ("--listen", address)]
+        listen = [
+            word for address in (*others, f"unix:{folder}/socket") for word in ("--listen", address)
+        ]
         command = [sys.executable, "-m", "rest_store", "serve", *named, *listen]
         process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         stack.callback(process.terminate)
@@ -117,7 +137,9 @@ def client_of(target: str) -> Iterator[DatastoreClient]:
         yield client
 
 
-def steps_in_turns(ways: Mapping[str, Sources], walks: Sequence[Walk], nodes: int) -> dict[str, dict[str, float]]:
+def steps_in_turns(
+    ways: Mapping[str, Sources], walks: Sequence[Walk], nodes: int
+) -> dict[str, dict[str, float]]:
     """Return the figures of each way's steps."""
     times: dict[str, list[float]] = {way: [] for way in ways}
     openings: dict[str, list[float]] = {way: [] for way in ways}
@@ -135,8 +157,15 @@ def steps_in_turns(ways: Mapping[str, Sources], walks: Sequence[Walk], nodes: in
     rows = {}
     for way in names:
         figures = percentiles(times[way])
-        row = {"median us": figures["median"], "p99 us": figures["p99"], "opening us": float(np.median(openings[way]))}
-        row |= {"M": round(tokens / (len(times[way]) + len(walks)), 4), "without an answer": dropped[way]}
+        row = {
+            "median us": figures["median"],
+            "p99 us": figures["p99"],
+            "opening us": float(np.median(openings[way])),
+        }
+        row |= {
+            "M": round(tokens / (len(times[way]) + len(walks)), 4),
+            "without an answer": dropped[way],
+        }
         rows[way] = show(f"{nodes} nodes, {way}", row)
     return rows
 
@@ -148,13 +177,17 @@ def show(name: str, figures: dict[str, float]) -> dict[str, float]:
 
 
 def session_steps(sources: Sources, walk: Walk, nodes: int) -> tuple[list[float], int]:
-    """Run one session as generation does; return the microseconds of each step, and how many went without a source.
+    """Run one session as generation does.
 
-    A step hands over the accepted tokens with what the model found likely, and drafts the next tree. The first one
-    opens the session.
+    Return the microseconds of each step, and how many went without a source.
+
+    A step hands over the accepted tokens with what the model found likely, and drafts the next
+    tree. The first one opens the session.
     """
     position, began, times = walk.start, time.perf_counter(), []
-    with DraftSession([*sources, PromptLookup(), RecycledLogits()], walk.text[:position]) as session:
+    with DraftSession(
+        [*sources, PromptLookup(), RecycledLogits()], walk.text[:position]
+    ) as session:
         while True:
             tree = session.draft(nodes)
             times.append((time.perf_counter() - began) * 1e6)
@@ -180,7 +213,9 @@ def at_once(ways: Mapping[str, Any], walks: Sequence[Walk], seconds: float) -> d
     for way, location in ways.items():
         number = SESSIONS if isinstance(location, str) else os.cpu_count() or 1
         with spawn.Pool(number, connect, (location, walks, spawn.Barrier(number))) as pool:
-            rates[way] = round(sum(pool.starmap(step_rate, [(first, seconds) for first in range(number)], 1)), 1)
+            rates[way] = round(
+                sum(pool.starmap(step_rate, [(first, seconds) for first in range(number)], 1)), 1
+            )
     return show(f"{SESSIONS} sessions at once, steps a second", rates)
 
 
@@ -189,13 +224,20 @@ _here: dict[str, Any] = {}  # of a process of `at_once`
 
 def connect(location: Any, walks: Sequence[Walk], start: Barrier) -> None:
     is_target = isinstance(location, str)
-    sources = [DatastoreClient(location, timeout=TIMEOUT)] if is_target else list(open_datastores(location).values())
+    sources = (
+        [DatastoreClient(location, timeout=TIMEOUT)]
+        if is_target
+        else list(open_datastores(location).values())
+    )
     _here.update(sources=sources, walks=walks, start=start)
     session_steps(sources, walks[0], NODES[0])
 
 
 def step_rate(first: int, seconds: float) -> float:
-    """Run sessions, at least one, until `seconds` after all processes began; return their steps a second."""
+    """Run sessions, at least one, until `seconds` after all processes began.
+
+    Return their steps a second.
+    """
     _here["start"].wait()
     began, walks, number, count = time.monotonic(), _here["walks"], first, 0
     while count == 0 or time.monotonic() < began + seconds:

@@ -1,9 +1,11 @@
-"""Trees of sessions against the n-gram lookup of SGLang, with the same corpus: tokens and nodes of a step, on a CPU.
+"""Trees of sessions against the n-gram lookup of SGLang, with the
+same corpus: tokens and nodes of a step, on a CPU.
 
-    PYTHONPATH=. .venv-sglang/bin/python benchmarks/bench_sglang.py --model MODEL --datastore python.ds --corpus t.jsonl
+    PYTHONPATH=. .venv-sglang/bin/python benchmarks/bench_sglang.py --model MODEL --datastore
+    python.ds --corpus t.jsonl
 
-It runs SGLang's engine with the kernels of tests/engines/sglang/on_cpu, so only counts are meaningful, not times. The
-corpus has the datastore's texts for SGLang: JSON lines, a string each.
+It runs SGLang's engine with the kernels of tests/engines/sglang/on_cpu, so only counts are
+meaningful, not times. The corpus has the datastore's texts for SGLang: JSON lines, a string each.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ import click
 
 from rest_store.bench.options import Destination, result_options
 from rest_store.bench.results import write_result
-from rest_store.options import FILE, PATH, SETTINGS, max_new_tokens_option, max_nodes_option, model_option
+from rest_store.options import (
+    FILE,
+    PATH,
+    SETTINGS,
+    max_new_tokens_option,
+    max_nodes_option,
+    model_option,
+)
 from tests.engines.sglang.engine import answers
 
 GREEDY = {"temperature": 0.0}
@@ -25,12 +34,21 @@ GREEDY = {"temperature": 0.0}
 
 @click.command(
     context_settings=SETTINGS,
-    epilog="Example: python benchmarks/bench_sglang.py --model smollm2 --datastore python.ds --corpus texts.jsonl",
+    epilog=(
+        "Example: python benchmarks/bench_sglang.py --model smollm2 --datastore python.ds --corpus"
+        " texts.jsonl"
+    ),
 )
 @model_option
-@click.option("--datastore", metavar="DIR", type=PATH, required=True, help="Datastore to draft from.")
 @click.option(
-    "--corpus", metavar="FILE", type=FILE, required=True, help="What the datastore is built of: texts, JSON Lines."
+    "--datastore", metavar="DIR", type=PATH, required=True, help="Datastore to draft from."
+)
+@click.option(
+    "--corpus",
+    metavar="FILE",
+    type=FILE,
+    required=True,
+    help="What the datastore is built of: texts, JSON Lines.",
 )
 @click.option(
     "--prompts",
@@ -39,7 +57,9 @@ GREEDY = {"temperature": 0.0}
     default=Path("benchmarks/prompts.jsonl"),
     help="What the model is asked: JSON Lines.",
 )
-@click.option("--requests", metavar="N", type=click.IntRange(1), default=8, help="Prompts that are used.")
+@click.option(
+    "--requests", metavar="N", type=click.IntRange(1), default=8, help="Prompts that are used."
+)
 @max_new_tokens_option(64)
 @max_nodes_option((8, 16), multiple=True)
 @result_options
@@ -63,7 +83,9 @@ def main(
         [
             {
                 "input_ids": tokenizer.apply_chat_template(
-                    [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+                    [{"role": "user", "content": text}],
+                    add_generation_prompt=True,
+                    return_dict=False,
                 ),
                 "sampling_params": {**GREEDY, "max_new_tokens": max_new_tokens},
             }
@@ -74,7 +96,13 @@ def main(
     for width in max_nodes:
         settings = {"datastores": [str(datastore.resolve())]}
         rows.append(row("trees of sessions", width, run(model, rounds, settings, width)))
-        rows.append(row("chains of sessions", width, run(model, rounds, settings, width, speculative_eagle_topk=1)))
+        rows.append(
+            row(
+                "chains of sessions",
+                width,
+                run(model, rounds, settings, width, speculative_eagle_topk=1),
+            )
+        )
         # Draft tokens from the corpus; the others are from the text so far.
         for share in (width - 1, width // 2, width // 4):
             ngram = {
@@ -82,26 +110,52 @@ def main(
                 "speculative_ngram_external_corpus_path": str(corpus.resolve()),
                 "speculative_ngram_external_sam_budget": share,
             }
-            rows.append(row(f"SGLang's NGRAM, corpus {share}", width, run(model, rounds, None, width, **ngram)))
-    write_result(out, "sglang", click.get_current_context().params, ("numpy", "sglang"), {"rows": rows})
+            rows.append(
+                row(
+                    f"SGLang's NGRAM, corpus {share}",
+                    width,
+                    run(model, rounds, None, width, **ngram),
+                )
+            )
+    write_result(
+        out, "sglang", click.get_current_context().params, ("numpy", "sglang"), {"rows": rows}
+    )
 
 
 def run(
-    model: str, rounds: list[list[dict[str, Any]]], settings: dict[str, Any] | None, width: int, **server: Any
+    model: str,
+    rounds: list[list[dict[str, Any]]],
+    settings: dict[str, Any] | None,
+    width: int,
+    **server: Any,
 ) -> list[dict[str, Any]]:
     """Return what is known of each request."""
-    server = {"model_path": model, "max_total_tokens": 8192, "speculative_num_draft_tokens": width, **server}
+    server = {
+        "model_path": model,
+        "max_total_tokens": 8192,
+        "speculative_num_draft_tokens": width,
+        **server,
+    }
     with tempfile.TemporaryDirectory() as folder:
         outputs = answers(Path(folder) / "run", server, rounds, settings)
     return [answer["meta_info"] for answered in outputs for answer in answered]
 
 
 def row(name: str, width: int, known: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return and show the figures of one way; the first token of a request comes with its prompt."""
+    """Return and show the figures of one way.
+
+    The first token of a request comes with its prompt.
+    """
     tokens = sum(one["completion_tokens"] - 1 for one in known)
     steps = sum(one["spec_verify_ct"] for one in known)
     click.echo(f"{name}, {width} nodes: M {tokens / steps:.2f}")
-    return {"algorithm": name, "nodes": width, "M": round(tokens / steps, 3), "tokens": tokens, "steps": steps}
+    return {
+        "algorithm": name,
+        "nodes": width,
+        "M": round(tokens / steps, 3),
+        "tokens": tokens,
+        "steps": steps,
+    }
 
 
 if __name__ == "__main__":

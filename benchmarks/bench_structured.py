@@ -1,13 +1,14 @@
-"""Structured output: M and speed with a JSON schema, by source of the drafts, and whether texts stay equal.
+"""Structured output: M and speed with a JSON schema, by source of
+the drafts, and whether texts stay equal.
 
     pip install '.[hf,grammar]'
     python examples/smollm2.py smollm2
     python benchmarks/bench_structured.py --model smollm2 --out structured.json
 
-Eight schemas have four requests each. The model writes each answer under its schema: plainly, and with
-each way of drafting, one after the other. Ways with a memory keep it from request to request. Times
-are those of the processor, on one thread. `llguidance's forced tokens` drafts at each step the tokens
-that llguidance's `compute_ff_tokens` returns; it is replayed, not run.
+Eight schemas have four requests each. The model writes each answer under its schema: plainly, and
+with each way of drafting, one after the other. Ways with a memory keep it from request to request.
+Times are those of the processor, on one thread. `llguidance's forced tokens` drafts at each step
+the tokens that llguidance's `compute_ff_tokens` returns; it is replayed, not run.
 """
 
 from __future__ import annotations
@@ -77,12 +78,19 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
             component=one_of("frontend", "backend", "database"),
             steps_to_reproduce=list_of(TEXT, 1, 3),
         ),
-        ["the login page is blank", "search is slow", "data is lost on save", "a button does nothing"],
+        [
+            "the login page is blank",
+            "search is slow",
+            "data is lost on save",
+            "a button does nothing",
+        ],
     ),
     "order": (
         record(
             customer_identifier=WHOLE,
-            items=list_of(record(product_name=TEXT, quantity=WHOLE, unit_price_in_cents=WHOLE), 2, 3),
+            items=list_of(
+                record(product_name=TEXT, quantity=WHOLE, unit_price_in_cents=WHOLE), 2, 3
+            ),
             express_delivery=FLAG,
         ),
         ["fruit", "books", "garden tools", "office supplies"],
@@ -92,17 +100,31 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
             name=one_of("get_current_weather", "get_weather_forecast"),
             arguments=record(location=TEXT, unit=one_of("celsius", "fahrenheit")),
         ),
-        ["the weather in Rome now", "tomorrow's weather in Lima", "is it hot in Delhi?", "rain in Bern?"],
+        [
+            "the weather in Rome now",
+            "tomorrow's weather in Lima",
+            "is it hot in Delhi?",
+            "rain in Bern?",
+        ],
     ),
     "call of a calendar tool": (
         record(
             name=one_of("create_event", "delete_event"),
             arguments=record(title=TEXT, day_of_month=WHOLE, duration_in_minutes=WHOLE),
         ),
-        ["lunch on the 5th", "a meeting on the 12th", "cancel the trip on the 3rd", "yoga on the 20th"],
+        [
+            "lunch on the 5th",
+            "a meeting on the 12th",
+            "cancel the trip on the 3rd",
+            "yoga on the 20th",
+        ],
     ),
     "review": (
-        record(sentiment=one_of("positive", "neutral", "negative"), topics=list_of(TEXT, 2, 3), score=WHOLE),
+        record(
+            sentiment=one_of("positive", "neutral", "negative"),
+            topics=list_of(TEXT, 2, 3),
+            score=WHOLE,
+        ),
         ["The food was cold.", "A wonderful hotel!", "It works, nothing more.", "Never again."],
     ),
     "recipe": (
@@ -188,7 +210,11 @@ def forced_passes(tokenizer: Any, schema: Schema, output: list[int]) -> int:
         forced = [] if passes == 0 else matcher.forced()
         passes += 1
         taken = 0
-        while taken < len(forced) and position + taken < len(output) and forced[taken] == output[position + taken]:
+        while (
+            taken < len(forced)
+            and position + taken < len(output)
+            and forced[taken] == output[position + taken]
+        ):
             taken += 1
         for token in output[position : position + taken + 1]:
             matcher.accept(token)
@@ -200,12 +226,25 @@ def forced_passes(tokenizer: Any, schema: Schema, output: list[int]) -> int:
     context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_structured.py --model smollm2 --out structured.json",
 )
-@click.option("--model", metavar="DIR", required=True, help="A chat model and its tokenizer, as transformers read it.")
-@click.option("--per-schema", type=click.IntRange(1, 4), default=4, show_default=True, help="Requests of each schema.")
+@click.option(
+    "--model",
+    metavar="DIR",
+    required=True,
+    help="A chat model and its tokenizer, as transformers read it.",
+)
+@click.option(
+    "--per-schema",
+    type=click.IntRange(1, 4),
+    default=4,
+    show_default=True,
+    help="Requests of each schema.",
+)
 @click.option("--max-new-tokens", type=click.IntRange(1), default=160, show_default=True)
 @click.option("--prepacked-weights", is_flag=True, help="Lay out the weights for this processor.")
 @result_options
-def main(model: str, per_schema: int, max_new_tokens: int, prepacked_weights: bool, out: Destination) -> None:
+def main(
+    model: str, per_schema: int, max_new_tokens: int, prepacked_weights: bool, out: Destination
+) -> None:
     """Measure drafts under JSON schemas."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -233,10 +272,15 @@ def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) ->
     asked = list(requests(per_schema))
     for schema, text in asked:
         inputs = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+            [{"role": "user", "content": text}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
         )
         length = inputs["input_ids"].shape[1]
-        mask = rest_store.GrammarMask(rest_store.Grammar.from_json_schema(CASES[schema][0], tokenizer))
+        mask = rest_store.GrammarMask(
+            rest_store.Grammar.from_json_schema(CASES[schema][0], tokenizer)
+        )
         options = {**inputs, "do_sample": False, "max_new_tokens": max_new_tokens}
         began = time.process_time()
         plain = model.generate(**options, logits_processor=[mask])
@@ -246,7 +290,9 @@ def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) ->
         forced += forced_passes(tokenizer, CASES[schema][0], output)
         for way in ways:
             sources = way.sources(schema)
-            mask = rest_store.GrammarMask(rest_store.Grammar.from_json_schema(CASES[schema][0], tokenizer))
+            mask = rest_store.GrammarMask(
+                rest_store.Grammar.from_json_schema(CASES[schema][0], tokenizer)
+            )
             passes.clear()
             began = time.process_time()
             drafted = model.generate(
@@ -265,10 +311,20 @@ def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) ->
     hook.remove()
     rows = [
         {"drafts": "none", "M": 1.0, "passes": plain_tokens, "tokens": plain_tokens, "speed": 1.0},
-        {"drafts": FORCED, "M": round(plain_tokens / forced, 3), "passes": forced, "tokens": plain_tokens},
+        {
+            "drafts": FORCED,
+            "M": round(plain_tokens / forced, 3),
+            "passes": forced,
+            "tokens": plain_tokens,
+        },
         *(way.figures(plain_seconds, len(asked)) for way in ways),
     ]
-    return {"requests": len(asked), "schemas": len(CASES), "plain_seconds": round(plain_seconds, 2), "rows": rows}
+    return {
+        "requests": len(asked),
+        "schemas": len(CASES),
+        "plain_seconds": round(plain_seconds, 2),
+        "rows": rows,
+    }
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ A page marks the place of a table by two comments:
     <!-- table: speed -->
     <!-- end of table -->
 
-Everything between them is replaced. Each function of `TABLES` makes one table from the results that the benchmark's
-command wrote. `--check` writes nothing and exits with status 1 if a page differs from its results.
+Everything between them is replaced. Each function of `TABLES` makes one table from the results that
+the benchmark's command wrote. `--check` writes nothing and exits with status 1 if a page differs
+from its results.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = ("README.md", "docs")
-_MARKED = re.compile(r"(?P<begin><!-- table: (?P<name>[a-z0-9-]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
+_MARKED = re.compile(
+    r"(?P<begin><!-- table: (?P<name>[a-z0-9-]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL
+)
 
 # The families of prompts as readers know them, and their names in the results.
 FAMILIES = {
@@ -68,7 +71,11 @@ def find(rows: Iterable[dict[str, Any]], **fields: Any) -> dict[str, Any]:
 def speed() -> str:
     """Three rows for the first screen: plain generation, prompt lookup, rest-store."""
     families = results("speed_packed")["families"]
-    shown = {"transformers `generate`": "plain", "transformers prompt lookup": LOOKUP, "**rest-store**": SESSION}
+    shown = {
+        "transformers `generate`": "plain",
+        "transformers prompt lookup": LOOKUP,
+        "**rest-store**": SESSION,
+    }
     rows = []
     for label, method in shown.items():
         total = families["all"][method]
@@ -81,7 +88,13 @@ def speed() -> str:
                 f"{round(total['identical'] * total['prompts'])} of {total['prompts']}",
             ]
         )
-    header = ["", "speed, all tokens", "speed, median prompt", "tokens per pass (M)", "texts equal to plain"]
+    header = [
+        "",
+        "speed, all tokens",
+        "speed, median prompt",
+        "tokens per pass (M)",
+        "texts equal to plain",
+    ]
     return markdown(header, rows)
 
 
@@ -93,7 +106,10 @@ def speed_by_family() -> str:
         cells = [_speed_and_m(families[name][method]) for method in (LOOKUP, SESSION)]
         rows.append([label, str(families[name]["plain"]["prompts"]), *cells])
     separate = [families[name] for name in families if name != "all"]
-    means = [statistics.mean(family[method]["speedup"] for family in separate) for method in (LOOKUP, SESSION)]
+    means = [
+        statistics.mean(family[method]["speedup"] for family in separate)
+        for method in (LOOKUP, SESSION)
+    ]
     rows.append(["mean of the families", "", *map(digits, means)])
     return markdown(["family", "prompts", LOOKUP, f"`{SESSION}`"], rows)
 
@@ -115,7 +131,15 @@ def speed_by_setting() -> str:
         totals = results(name)["families"]["all"]
         cells = [_speed_and_m(totals[method]) for method in (LOOKUP, SESSION)]
         plain = totals["plain"]
-        rows.append([label, str(plain["prompts"]), f"{plain['tokens_per_second']:.1f}", *cells, f"`{name}.json`"])
+        rows.append(
+            [
+                label,
+                str(plain["prompts"]),
+                f"{plain['tokens_per_second']:.1f}",
+                *cells,
+                f"`{name}.json`",
+            ]
+        )
     header = ["setting", "prompts", "plain, tokens a second", LOOKUP, f"`{SESSION}`", "result"]
     return markdown(header, rows)
 
@@ -137,7 +161,10 @@ def tokens_per_pass() -> str:
     ]
     rows = []
     for label, drafting, nodes in shown:
-        means = [find(run["rows"], drafting=drafting, nodes=nodes)["M"] for run in (of_traces, of_answers)]
+        means = [
+            find(run["rows"], drafting=drafting, nodes=nodes)["M"]
+            for run in (of_traces, of_answers)
+        ]
         rows.append([label, str(nodes), *map(digits, means)])
     traces = f"SmolLM2-135M, {of_traces['reported']} outputs"
     answers = f"7B to 13B models, {of_answers['reported']} answers"
@@ -162,7 +189,13 @@ def sources_alone() -> str:
         cells.append(row)
     full = [digits(find(rows, drafting="session", nodes=nodes)["M"]) for nodes in (16, 64)]
     cells.append(["all four", full[0], "", full[1], ""])
-    header = ["source", "16 nodes, alone", "16 nodes, without it", "64 nodes, alone", "64 nodes, without it"]
+    header = [
+        "source",
+        "16 nodes, alone",
+        "16 nodes, without it",
+        "64 nodes, alone",
+        "64 nodes, without it",
+    ]
     return markdown(header, cells)
 
 
@@ -180,7 +213,9 @@ def memory() -> str:
     """M by what is remembered before a recording is replayed."""
     shown = {
         "nothing": "nothing",
-        "likely tokens of all other outputs": "the recycled logits of all others, no live datastore",
+        "likely tokens of all other outputs": (
+            "the recycled logits of all others, no live datastore"
+        ),
         "all outputs before it": "those before it",
         "all outputs of other tasks": "all of other tasks",
     }
@@ -193,7 +228,9 @@ def memory() -> str:
             for datastores in (False, True)
         ]
         rows.append([label, *map(digits, means)])
-    return markdown(["remembered", "16 nodes", "16, datastores", "64 nodes", "64, datastores"], rows)
+    return markdown(
+        ["remembered", "16 nodes", "16, datastores", "64 nodes", "64, datastores"], rows
+    )
 
 
 def draft_time() -> str:
@@ -203,9 +240,18 @@ def draft_time() -> str:
         ["a tree of 16 nodes", f"{figures['16 nodes']['median_us']:.0f} us"],
         ["a tree of 64 nodes", f"{figures['64 nodes']['median_us']:.0f} us"],
         ["a chain of 8", f"{figures['chain of 8']['median_us']:.0f} us"],
-        ["64 chains of 8, a batch on two cores", f"{figures['64 chains of 8 in a batch']['median_ms']:.2f} ms"],
-        ["opening a session, prompt of 4,000 tokens", f"{figures['opening, 4000 tokens']['median_ms']:.2f} ms"],
-        ["opening a session, prompt of 128,000 tokens", f"{figures['opening, 128000 tokens']['median_ms']:.1f} ms"],
+        [
+            "64 chains of 8, a batch on two cores",
+            f"{figures['64 chains of 8 in a batch']['median_ms']:.2f} ms",
+        ],
+        [
+            "opening a session, prompt of 4,000 tokens",
+            f"{figures['opening, 4000 tokens']['median_ms']:.2f} ms",
+        ],
+        [
+            "opening a session, prompt of 128,000 tokens",
+            f"{figures['opening, 128000 tokens']['median_ms']:.1f} ms",
+        ],
     ]
     return markdown(["", "median"], rows)
 
@@ -238,7 +284,11 @@ def lag() -> str:
 def live_times() -> str:
     """Times of a live datastore while a thread adds at full speed."""
     queries = results("live_datastore")["queries"]
-    names = {"draft of 16": "a draft of 16 nodes", "step of 16": "a step of 16", "step of 64": "a step of 64"}
+    names = {
+        "draft of 16": "a draft of 16 nodes",
+        "step of 16": "a step of 16",
+        "step of 64": "a step of 64",
+    }
     rows = []
     for name, label in names.items():
         figures = queries[name]
@@ -247,7 +297,12 @@ def live_times() -> str:
             for where in ("frozen alone", "frozen meanwhile", "live meanwhile")
         ]
         rows.append([label, *cells])
-    header = ["us, median (99th percentile)", "frozen, alone", "frozen, beside the additions", "live, growing"]
+    header = [
+        "us, median (99th percentile)",
+        "frozen, alone",
+        "frozen, beside the additions",
+        "live, growing",
+    ]
     return markdown(header, rows)
 
 
@@ -257,9 +312,15 @@ def additions() -> str:
     add = figures["add"]
     rows = [
         [f"{figures['document']} tokens, durable and visible", add["median_us"], add["p99_us"]],
-        ["SQLite's bare commit of the same bytes, in turns", add["commit_median_us"], add["commit_p99_us"]],
+        [
+            "SQLite's bare commit of the same bytes, in turns",
+            add["commit_median_us"],
+            add["commit_p99_us"],
+        ],
     ]
-    cells = [[label, f"{median / 1000:.2f} ms", f"{p99 / 1000:.2f} ms"] for label, median, p99 in rows]
+    cells = [
+        [label, f"{median / 1000:.2f} ms", f"{p99 / 1000:.2f} ms"] for label, median, p99 in rows
+    ]
     return markdown(["an addition", "median", "99th percentile"], cells)
 
 
@@ -270,7 +331,10 @@ def replicas() -> str:
         ["a new replica of 4 million tokens is complete", f"{fleet['complete_s']:.2f} s"],
         ["a document added at one is seen at another, median", f"{fleet['seen_median_ms']:.1f} ms"],
         ["the same, 99th percentile", f"{fleet['seen_p99_ms']:.1f} ms"],
-        ["eight replicas take in, documents of 500 tokens a second", f"{fleet['documents_per_s']:,}"],
+        [
+            "eight replicas take in, documents of 500 tokens a second",
+            f"{fleet['documents_per_s']:,}",
+        ],
         ["the service alone takes in, documents a second", f"{fleet['added_per_s']:,}"],
     ]
     for state, label in {
@@ -282,7 +346,9 @@ def replicas() -> str:
             f"{fleet[f'{where}_{state}_median_us']:.1f} ({fleet[f'{where}_{state}_p99_us']:.0f})"
             for where in ("replica", "local")
         ]
-        rows.append([f"a step of 16 nodes{label}: replica, local copy; us, median (p99)", ", ".join(pairs)])
+        rows.append(
+            [f"a step of 16 nodes{label}: replica, local copy; us, median (p99)", ", ".join(pairs)]
+        )
     return markdown(["", ""], rows)
 
 
@@ -290,7 +356,12 @@ def service() -> str:
     """Times of a step through a service."""
     figures = results("service")
     rows = []
-    for where in ("in process", "service, TCP", "service, Unix socket", "a service each, Unix sockets"):
+    for where in (
+        "in process",
+        "service, TCP",
+        "service, Unix socket",
+        "a service each, Unix sockets",
+    ):
         row = [where]
         for nodes in ("16 nodes", "64 nodes"):
             step = figures[nodes][where]
@@ -313,10 +384,14 @@ def service_at_once() -> str:
 def modelled_speed() -> str:
     """Modelled speed of an 8B model on a GPU by batch."""
     runs = [results("replay_llama31_8b"), results("replay_llama31_8b_batches")]
-    peers = [row for name in ("peers_llama31_8b", "peers_llama31_8b_batches") for row in results(name)]
+    peers = [
+        row for name in ("peers_llama31_8b", "peers_llama31_8b_batches") for row in results(name)
+    ]
     lookups = [row for run in runs for row in run["other_drafters"] if row["drafter"] == "ngram"]
     heads = [row for run in runs for row in run["other_drafters"] if row["drafter"] == "eagle"]
-    trees = [row for run in runs for row in run["known"] if row["datastores"] and row["shape"] == "tree"]
+    trees = [
+        row for run in runs for row in run["known"] if row["datastores"] and row["shape"] == "tree"
+    ]
     both = [row for run in runs for row in run["beside"]]
 
     def speeds(family: str, chosen: list[dict[str, Any]]) -> str:
@@ -361,10 +436,15 @@ def rollouts() -> str:
     runs = results("rollouts")
     plain = runs["one by one, no drafts"]
     drafted = runs["one by one, memory"]
-    means = [tokens / passes for tokens, passes in zip(drafted["tokens"], drafted["passes"], strict=True)]
+    means = [
+        tokens / passes for tokens, passes in zip(drafted["tokens"], drafted["passes"], strict=True)
+    ]
     rows = [
         ["M with memory (1 without)", *map(digits, means)],
-        ["seconds of the processor without drafts", *(f"{seconds:.1f}" for seconds in plain["seconds"])],
+        [
+            "seconds of the processor without drafts",
+            *(f"{seconds:.1f}" for seconds in plain["seconds"]),
+        ],
         ["with memory", *(f"{seconds:.1f}" for seconds in drafted["seconds"])],
     ]
     return markdown(["", *(f"epoch {number + 1}" for number in range(len(means)))], rows)
@@ -373,7 +453,9 @@ def rollouts() -> str:
 def rollouts_replayed() -> str:
     """M of the last epoch's samples by method and by the epochs known before."""
     measured = results("peers_rollouts")
-    known = dict.fromkeys(row["knows"] for row in measured)  # in the order in which they were measured
+    known = dict.fromkeys(
+        row["knows"] for row in measured
+    )  # in the order in which they were measured
     labels = ["nothing", "epoch 1", "epochs 1 and 2", "epochs 1 to 3"]
     methods = {
         "prompt lookup, 3-gram": "prompt lookup, 3-gram",
@@ -382,7 +464,9 @@ def rollouts_replayed() -> str:
     }
     rows = []
     for label, knows in zip(labels, known, strict=True):
-        means = [find(measured, knows=knows, drafting=drafting)["M"] for drafting in methods.values()]
+        means = [
+            find(measured, knows=knows, drafting=drafting)["M"] for drafting in methods.values()
+        ]
         rows.append([label, *map(digits, means)])
     return markdown(["known before", *methods], rows)
 
@@ -400,7 +484,10 @@ def few_nodes() -> str:
             figures["known"], datastores=True, remembered="all of other tasks", nodes=3
         ),
     }
-    rows = [[label, *(digits(row["families"][family]) for family in families)] for label, row in shown.items()]
+    rows = [
+        [label, *(digits(row["families"][family]) for family in families)]
+        for label, row in shown.items()
+    ]
     return markdown(["sources beside the prompt", *families], rows)
 
 
@@ -417,10 +504,15 @@ def agents() -> str:
     for label, drafting in shown.items():
         row = [label]
         for knows in ("nothing", "others.jsonl", "others.jsonl and earlier.jsonl"):
-            means = [find(measured, drafting=drafting, knows=knows, nodes=nodes)["M"] for nodes in (16, 48)]
+            means = [
+                find(measured, drafting=drafting, knows=knows, nodes=nodes)["M"]
+                for nodes in (16, 48)
+            ]
             row.append(" / ".join(map(digits, means)))
         rows.append(row)
-    return markdown(["drafting, M at 16 / 48 nodes", "nothing", "other tasks", "the same tasks, too"], rows)
+    return markdown(
+        ["drafting, M at 16 / 48 nodes", "nothing", "other tasks", "the same tasks, too"], rows
+    )
 
 
 def references() -> str:
@@ -431,7 +523,10 @@ def references() -> str:
     for label, remembered in shown.items():
         row = [label]
         for datastores in (False, True):
-            means = [find(known, datastores=datastores, remembered=remembered, nodes=nodes)["M"] for nodes in (16, 48)]
+            means = [
+                find(known, datastores=datastores, remembered=remembered, nodes=nodes)["M"]
+                for nodes in (16, 48)
+            ]
             row.append(" / ".join(map(digits, means)))
         rows.append(row)
     return markdown(["M at 16 / 48 nodes, no memory", "no corpora", "corpora"], rows)
@@ -458,12 +553,21 @@ def other_texts_in_memory() -> str:
                 beside = _remembered(name, datastores, nodes, group, joined=True)
                 row.append(f"{digits(alone)}, {digits(beside)}")
         rows.append(row)
-    header = ["replayed", "also remembered", "16 nodes", "48 nodes", "16 nodes, corpora", "48 nodes, corpora"]
+    header = [
+        "replayed",
+        "also remembered",
+        "16 nodes",
+        "48 nodes",
+        "16 nodes, corpora",
+        "48 nodes, corpora",
+    ]
     return markdown(header, rows)
 
 
 def _remembered(name: str, datastores: bool, nodes: int, group: str, *, joined: bool) -> float:
-    """Return M of the one row of `remember_NAME.json` with one file remembered, or with two joined."""
+    """Return M of the one row of `remember_NAME.json` with
+    one file remembered, or with two joined.
+    """
     matching = [
         row["M"]
         for row in results(f"remember_{name}")["known"]
@@ -513,7 +617,9 @@ def structured() -> str:
 
 
 def recurrent() -> str:
-    """Speed with drafts of known quality on models with recurrent state, and what a pass costs them."""
+    """Speed with drafts of known quality on models with recurrent
+    state, and what a pass costs them.
+    """
     figures = results("recurrent")
     rows = []
     for shape, speeds in figures["speed"].items():
@@ -530,7 +636,14 @@ def recurrent() -> str:
                 speeds["transformers' prompt lookup"],
             ]
         )
-    header = ["shape", "9 tokens", "17 tokens", "speed (M) at 60%", "speed (M) at 80%", "peak memory"]
+    header = [
+        "shape",
+        "9 tokens",
+        "17 tokens",
+        "speed (M) at 60%",
+        "speed (M) at 80%",
+        "peak memory",
+    ]
     return markdown([*header, "transformers' prompt lookup"], rows)
 
 
@@ -543,7 +656,9 @@ def outcomes() -> dict[str, dict[str, dict[str, str]]]:
     by_release = {}
     for name in RELEASES:
         fields = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-        by_release[fields["packages"]["transformers"]] = {row["family"]: row for row in fields["results"]}
+        by_release[fields["packages"]["transformers"]] = {
+            row["family"]: row for row in fields["results"]
+        }
     return by_release
 
 
@@ -558,7 +673,9 @@ def architectures_by_release() -> str:
 
 
 def architectures() -> str:
-    """What becomes of each family: with the newest release that has it, and with others where that differs."""
+    """What becomes of each family: with the newest release that has
+    it, and with others where that differs.
+    """
     by_release = outcomes()
     rows = []
     for family in sorted(set().union(*by_release.values())):

@@ -1,17 +1,18 @@
 """Fit the calibration that comes with the package, rest_store/drafting/default.calibration, anew.
 
-Data: greedy outputs of the target model with its top-k (--recordings), answers of other models (--answers), and answers
-of the kind that the chat datastore holds (--chat-answers), replayed with a chat datastore built without them
-(--chat-without); 600 of these went into the package's. Parts 0..6 of 10 of the first two are fitted to, by the fixed
-hash of `rest-store calibrate`. In a part of the replays a live datastore is among the sources: it holds the recordings
-before the one that is replayed, or all those of other tasks. The recycled logits are new in some of the replays; in the
-others they have learnt from these recordings, as those that sessions share. The trees of steps with a live datastore
-are fitted to the replays with one, those of steps without one to the others. The package's are of two fits, with
---row-share 0.2 and then with --live-only --trees 700.
+Data: greedy outputs of the target model with its top-k (--recordings), answers of other models
+(--answers), and answers of the kind that the chat datastore holds (--chat-answers), replayed with a
+chat datastore built without them (--chat-without); 600 of these went into the package's. Parts 0..6
+of 10 of the first two are fitted to, by the fixed hash of `rest-store calibrate`. In a part of the
+replays a live datastore is among the sources: it holds the recordings before the one that is
+replayed, or all those of other tasks. The recycled logits are new in some of the replays; in the
+others they have learnt from these recordings, as those that sessions share. The trees of steps with
+a live datastore are fitted to the replays with one, those of steps without one to the others. The
+package's are of two fits, with --row-share 0.2 and then with --live-only --trees 700.
 
-`rest-store bench replay --calibration` shows what it is worth for the other parts. The same data, release and --start
-give the same bytes in any process. The --start of the first was the calibration of the release before, that of the
-second was the first. Takes about 15 GB of memory.
+`rest-store bench replay --calibration` shows what it is worth for the other parts. The same data,
+release and --start give the same bytes in any process. The --start of the first was the calibration
+of the release before, that of the second was the first. Takes about 15 GB of memory.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Job(NamedTuple):
         recordings: to replay.
         sources: of the sessions.
         order: of the recordings; None: as they are, and no others are known.
-        is_live: whether the live datastore with the known ones is among the sources; their recycled logits are.
+        is_live: whether the live datastore with the known ones is among the sources; their recycled
+            logits are.
         budgets: nodes, and tokens of the output that count as prompt, of each replay.
     """
 
@@ -71,7 +73,9 @@ _THRICE = ((24, 0), (24, 2), (64, 1))
 
 
 def conversations(path: Path, encode: Encode | None, every: int) -> list[Recording]:
-    """Read the first answer of each n-th conversation in UltraChat's layout: "data": [user, assistant, ...]."""
+    """Read the first answer of each n-th conversation in
+    UltraChat's layout: "data": [user, assistant, ...].
+    """
     assert encode is not None, "the first datastore keeps no tokenizer"
     recordings = []
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -82,7 +86,9 @@ def conversations(path: Path, encode: Encode | None, every: int) -> list[Recordi
     return recordings
 
 
-def outcome_of(job: Job, calibration: Calibration, tokenizer: TokenizerIdentity, **options: Any) -> Outcome:
+def outcome_of(
+    job: Job, calibration: Calibration, tokenizer: TokenizerIdentity, **options: Any
+) -> Outcome:
     """Return the outcome of a job's replays with `options` of `replay`."""
     if job.order is None:
         return replay(job.recordings, job.sources, calibration, **options)
@@ -95,8 +101,12 @@ def outcome_of(job: Job, calibration: Calibration, tokenizer: TokenizerIdentity,
 
 
 def with_logits(sources: Sequence[object], known: Sequence[Recording]) -> list[object]:
-    """Return the sources with recycled logits, if they are among them, that have learnt from the `known` recordings."""
-    return [logits_of(known) if isinstance(source, RecycledLogits) else source for source in sources]
+    """Return the sources with recycled logits, if they are among
+    them, that have learnt from the `known` recordings.
+    """
+    return [
+        logits_of(known) if isinstance(source, RecycledLogits) else source for source in sources
+    ]
 
 
 def without_logits(recordings: Sequence[Recording], live: LiveDatastore) -> Known:
@@ -115,8 +125,11 @@ def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
 @click.command(
     help=__doc__,
     context_settings=SETTINGS,
-    epilog="Example: python benchmarks/fit_default.py --recordings traces.jsonl.gz --answers answers.jsonl.gz "
-    "--chat-answers chat10.jsonl.gz --python python.ds --chat chat.ds --chat-without chat90.ds --out new.calibration",
+    epilog=(
+        "Example: python benchmarks/fit_default.py --recordings traces.jsonl.gz --answers"
+        " answers.jsonl.gz --chat-answers chat10.jsonl.gz --python python.ds --chat chat.ds"
+        " --chat-without chat90.ds --out new.calibration"
+    ),
 )
 @recordings_option()
 @required("answers", "FILE", "Answers of other models.")
@@ -126,11 +139,24 @@ def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
 @required("chat-without", "DIR", "Datastore of chats without those of --chat-answers.")
 @required("out", "FILE", "The calibration to write.")
 @click.option(
-    "--start", metavar="FILE", type=PATH, show_default="the package's", help="Calibration that guides the replays."
+    "--start",
+    metavar="FILE",
+    type=PATH,
+    show_default="the package's",
+    help="Calibration that guides the replays.",
 )
-@click.option("--live-only", is_flag=True, help="Fit only the trees of steps with a live datastore; keep the others.")
+@click.option(
+    "--live-only",
+    is_flag=True,
+    help="Fit only the trees of steps with a live datastore; keep the others.",
+)
 @click.option("--trees", metavar="N", default=500, help="Number of boosted trees.")
-@click.option("--row-share", metavar="SHARE", default=0.35, help="Share of the positions that each tree is fitted to.")
+@click.option(
+    "--row-share",
+    metavar="SHARE",
+    default=0.35,
+    help="Share of the positions that each tree is fitted to.",
+)
 @every_option
 def main(
     recordings: tuple[Path, ...],
@@ -185,7 +211,10 @@ def main(
         "recordings": [path.name for path in (*recordings, answers, chat_answers)],
         "prompts": "parts 0..6 of 10 of the first two, all of the third",
         "data": [file_hash(path) for path in (*recordings, answers)],
-        "sources": "prompt lookup, recycled logits, both datastores, a live one, and some of these left out",
+        "sources": (
+            "prompt lookup, recycled logits, both datastores, a live one, and some of these"
+            " left out"
+        ),
         "start": "default" if start is None else start.name,
         "live only": live_only,
         "trees": trees,
@@ -194,14 +223,22 @@ def main(
     }
     calibration = Calibration.default() if start is None else Calibration.load(start)
     options = {"trees": trees, "rate": _RATE, "row_share": row_share}
-    gbdt = calibration.native.gbdt if live_only else fitted(frozen, calibration, code.tokenizer, **options)
+    gbdt = (
+        calibration.native.gbdt
+        if live_only
+        else fitted(frozen, calibration, code.tokenizer, **options)
+    )
     live_gbdt = fitted(with_live, calibration, code.tokenizer, **options)
     calibration = Calibration(gbdt, provenance=provenance, live_gbdt=live_gbdt)
     calibration.save(out)
 
 
-def fitted(jobs: Sequence[Job], guide: Calibration, tokenizer: TokenizerIdentity, **options: Any) -> bytes:
-    """Return trees that are fitted, with `options` of `fit_calibration`, to jobs that are replayed with `guide`."""
+def fitted(
+    jobs: Sequence[Job], guide: Calibration, tokenizer: TokenizerIdentity, **options: Any
+) -> bytes:
+    """Return trees that are fitted, with `options` of
+    `fit_calibration`, to jobs that are replayed with `guide`.
+    """
     record: list[tuple[bytes, bytes, bytes]] = []
     for job in jobs:
         for nodes, skip in job.budgets:

@@ -22,11 +22,12 @@ class Walk:
     Attributes:
         text: int32[n], the context and the output.
         start: position of the output in `text`.
-        top_k: int64[n - start + 1, k], the model's most likely tokens after the last token of the context and after
-            each token of the output; None if they were not recorded.
-        elsewhere: int64[tokens + 1, k], those after each token at another position of the recordings, instead of
-            what the model found likely after draft tokens that were not accepted; -1 without such a position, as in the
-            last row, for all further tokens. None as `top_k`.
+        top_k: int64[n - start + 1, k], the model's most likely tokens after the last token of the
+            context and after each token of the output; None if they were not recorded.
+        elsewhere: int64[tokens + 1, k], those after each token at another position of the
+            recordings, instead of what the model found likely after draft tokens that were not
+            accepted; -1 without such a position, as in the last row, for all further tokens. None
+            as `top_k`.
     """
 
     text: npt.NDArray[np.int32]
@@ -35,7 +36,9 @@ class Walk:
     elsewhere: TopK | None
 
     def end_of(self, begin: int, path: npt.NDArray[np.int64]) -> int:
-        """Return where a step ends that begins at `begin` and accepts `path`, with the bonus token."""
+        """Return where a step ends that begins at `begin` and
+        accepts `path`, with the bonus token.
+        """
         return min(begin + len(path) + 1, self.text.size)
 
     def likely(self, begin: int, tree: TokenTree, path: npt.NDArray[np.int64]) -> dict[str, TopK]:
@@ -48,10 +51,14 @@ class Walk:
         """
         if self.top_k is None or self.elsewhere is None:
             return {}
-        read = self.top_k[begin - self.start : begin - self.start + 1 + len(path)]  # the bonus token was not read yet
+        read = self.top_k[
+            begin - self.start : begin - self.start + 1 + len(path)
+        ]  # the bonus token was not read yet
         top_k = np.full((self.end_of(begin, path) - begin, read.shape[1]), -1, np.int64)
         top_k[: len(path)] = read[1 : 1 + len(top_k)]
-        node_top_k = np.concatenate([read[:1], self.elsewhere[np.minimum(tree.tokens, len(self.elsewhere) - 1)]])
+        node_top_k = np.concatenate(
+            [read[:1], self.elsewhere[np.minimum(tree.tokens, len(self.elsewhere) - 1)]]
+        )
         node_top_k[1 + path] = read[1:]
         return {"top_k": top_k, "node_top_k": node_top_k}
 

@@ -2,11 +2,12 @@
 
     import build_index
 
-    store = build_index.build("src/", "HuggingFaceTB/SmolLM2-135M-Instruct", "code.ds", include="*.py")
+    store = build_index.build("src/", "HuggingFaceTB/SmolLM2-135M-Instruct", "code.ds",
+    include="*.py")
 
-A package of its own, which needs the extra [build] and of rest_store only `rest_store.datastore` and
-`rest_store.errors`. `rest_store.build` is the same function, and the commands `rest-build` and `rest-store build` take
-the same options.
+A package of its own, which needs the extra [build] and of rest_store only `rest_store.datastore`
+and `rest_store.errors`. `rest_store.build` is the same function, and the commands `rest-build` and
+`rest-store build` take the same options.
 """
 
 from __future__ import annotations
@@ -44,25 +45,31 @@ def build(
     """Build a datastore and open it.
 
     Args:
-        corpus: a file (text, JSON, JSONL, CSV, parquet, Arrow, archives, SQLite, also compressed), a directory or an
-            address; or several.
-        tokenizer: of the target model: a tokenizer of `transformers` or `tokenizers`, or where there is one: a Hugging
-            Face name, a directory, a `tokenizer.json` or a `.gguf` file.
-        out: directory of the datastore; an old datastore there is replaced when the new one is complete.
-        field: field of each record that holds the document, such as "text" or "a.b"; None: that of a known layout.
+        corpus: a file (text, JSON, JSONL, CSV, parquet, Arrow, archives, SQLite, also compressed),
+            a directory or an address; or several.
+        tokenizer: of the target model: a tokenizer of `transformers` or `tokenizers`, or where
+            there is one: a Hugging Face name, a directory, a `tokenizer.json` or a `.gguf` file.
+        out: directory of the datastore; an old datastore there is replaced when the new one is
+            complete.
+        field: field of each record that holds the document, such as "text" or "a.b"; None: that of
+            a known layout.
         include: globs of the files to read in directories; empty: all.
         exclude: globs of files to skip in directories.
         max_documents: most documents of each corpus.
-        gitignore: whether to skip the files in directories that `.gitignore` and `.git/info/exclude` name.
-        chat_template: Jinja template for conversations, or a file with it; None: that of the tokenizer.
-        shard_tokens: tokens of a shard, document ends included; None: the power of two that fits into the memory.
-        memory: bound on the memory of this process and its worker processes together in bytes, or as text such as "8G";
-            a model loaded into it counts. None: half of the available memory.
-        workers: processes that read and tokenize, and most shards sorted at once; None: one for each core.
-        ray: address of a Ray cluster whose CPUs do the work, or "auto" (needs the extra [ray]); None: this machine. All
-            nodes must see corpora and `out`.
-        resume: only go on with an interrupted build, which is an error if there is none, or with other inputs or
-            options; False: go on with it if it is the same, or else begin anew.
+        gitignore: whether to skip the files in directories that `.gitignore` and
+            `.git/info/exclude` name.
+        chat_template: Jinja template for conversations, or a file with it; None: that of the
+            tokenizer.
+        shard_tokens: tokens of a shard, document ends included; None: the power of two that fits
+            into the memory.
+        memory: bound on the memory of this process and its worker processes together in bytes, or
+            as text such as "8G"; a model loaded into it counts. None: half of the available memory.
+        workers: processes that read and tokenize, and most shards sorted at once; None: one for
+            each core.
+        ray: address of a Ray cluster whose CPUs do the work, or "auto" (needs the extra [ray]);
+            None: this machine. All nodes must see corpora and `out`.
+        resume: only go on with an interrupted build, which is an error if there is none, or with
+            other inputs or options; False: go on with it if it is the same, or else begin anew.
         progress: called with the progress of each stage, a few times a second.
 
     Returns:
@@ -73,9 +80,11 @@ def build(
         TokenizerLoadError: the tokenizer cannot be loaded.
         MissingExtraError: a package of the extra [build] is missing, or Ray, for `ray`.
 
-    Warns of a corpus of which more than half was left out though no argument asked for it (UserWarning).
+    Warns of a corpus of which more than half was left out though no argument asked for it
+    (UserWarning).
 
-    Whatever happens, `out` holds its old content or the complete datastore. One build at a time in a process.
+    Whatever happens, `out` holds its old content or the complete datastore. One build at a time in
+    a process.
     """
     from build_index.builder import BuildOptions
     from build_index.builder import build as build_datastore
@@ -86,7 +95,9 @@ def build(
 
     globs = _texts(include), _texts(exclude)
     options = BuildOptions(
-        corpora=tuple(CorpusSpec(path, field, *globs, max_documents, gitignore) for path in _texts(corpus)),
+        corpora=tuple(
+            CorpusSpec(path, field, *globs, max_documents, gitignore) for path in _texts(corpus)
+        ),
         tokenizer=tokenizer,
         out=Path(out),
         shard_tokens=shard_tokens,
@@ -101,4 +112,7 @@ def build(
 
 
 def _texts(values: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    return tuple(os.fspath(value) for value in ([values] if isinstance(values, str | os.PathLike) else values))
+    return tuple(
+        os.fspath(value)
+        for value in ([values] if isinstance(values, str | os.PathLike) else values)
+    )

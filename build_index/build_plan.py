@@ -21,7 +21,9 @@ _SHOWN_DIGITS = 16
 _OF_CORPORA = ("corpora", "corpus files", "shard_positions")
 
 
-def build_plan(options: BuildOptions, corpora: Sequence[Corpus], tokenizer: TargetTokenizer) -> dict[str, Any]:
+def build_plan(
+    options: BuildOptions, corpora: Sequence[Corpus], tokenizer: TargetTokenizer
+) -> dict[str, Any]:
     """Return the plan as an object for JSON.
 
     Raises:
@@ -39,23 +41,25 @@ def build_plan(options: BuildOptions, corpora: Sequence[Corpus], tokenizer: Targ
     }
 
 
-def _listing(corpus: Corpus, most_bytes: int) -> dict[str, Any]:
-    """Return what changes if a file of a corpus is added, removed or written again, or other files are cut into slices.
+def _listing(corpus: Corpus, max_bytes: int) -> dict[str, Any]:
+    """Return what changes if a file of a corpus is added, removed or
+    written again, or other files are cut into slices.
 
     Args:
         corpus: the corpus.
-        most_bytes: of a file that is not cut.
+        max_bytes: of a file that is not cut.
     """
     sha256, number, cut = hashlib.sha256(), 0, 0
     for file in corpus.files(CorpusCounts()):
         sha256.update(json.dumps([file.relative, file.size, file.version, *file.rows]).encode())
         number += 1
-        cut += file.size > most_bytes
+        cut += file.size > max_bytes
     return {"files": number, "cut": cut, "sha256": sha256.hexdigest()[:_SHOWN_DIGITS]}
 
 
 def require_same_plan(where: Path, unfinished: dict[str, Any], plan: dict[str, Any]) -> None:
-    """Raise ResumeError, which names the first difference, unless an unfinished build has this plan.
+    """Raise ResumeError, which names the first difference, unless
+    an unfinished build has this plan.
 
     Args:
         where: the directory of the datastore, for the message.
@@ -64,23 +68,33 @@ def require_same_plan(where: Path, unfinished: dict[str, Any], plan: dict[str, A
     """
     for name, value in plan.items():
         if unfinished.get(name) != value:
-            expected = f"{_text(unfinished.get(name))}, as in the unfinished build; or build without --resume"
+            expected = (
+                f"{_text(unfinished.get(name))}, as in the unfinished build; or build without"
+                " --resume"
+            )
             raise ResumeError(describe(where, name, _text(value), expected))
 
 
 def unchanged_corpora(before: dict[str, Any], plan: dict[str, Any]) -> dict[int, int]:
-    """Return the places of corpora that are as in the plan of an unfinished build, with the places that they had there.
+    """Return the places of corpora that are as in the plan of an
+    unfinished build, with the places that they had there.
 
-    None are if anything else differs that decides the tokens of a document. If nothing differs at all, there is another
-    reason to begin anew, and none are kept.
+    None are if anything else differs that decides the tokens of a document. If nothing differs at
+    all, there is another reason to begin anew, and none are kept.
     """
-    is_same = all(before.get(name) == value for name, value in plan.items() if name not in _OF_CORPORA)
+    is_same = all(
+        before.get(name) == value for name, value in plan.items() if name not in _OF_CORPORA
+    )
     if not is_same or before == plan:
         return {}
     old = list(zip(before["corpora"], before["corpus files"], strict=True))
     places: dict[int, int] = {}
     for place, corpus in enumerate(zip(plan["corpora"], plan["corpus files"], strict=True)):
-        free = (number for number, one in enumerate(old) if one == corpus and number not in places.values())
+        free = (
+            number
+            for number, one in enumerate(old)
+            if one == corpus and number not in places.values()
+        )
         if (number := next(free, None)) is not None:
             places[place] = number
     return places
@@ -98,7 +112,11 @@ def text_sha256(text: str) -> str:
 
 def template_digest(tokenizer: TargetTokenizer) -> str | None:
     """Return what stands for the chat template, as its text may be long; None: there is none."""
-    return None if tokenizer.chat_template is None else f"sha256:{text_sha256(tokenizer.chat_template)}"
+    return (
+        None
+        if tokenizer.chat_template is None
+        else f"sha256:{text_sha256(tokenizer.chat_template)}"
+    )
 
 
 def _text(value: object) -> str:

@@ -1,11 +1,13 @@
 """Build a datastore: read, drop duplicates, tokenize, cut into shards, sort, put in place.
 
-    summary = build(BuildOptions((CorpusSpec("src/"),), "HuggingFaceTB/SmolLM2-135M-Instruct", Path("ds")))
+    summary = build(BuildOptions((CorpusSpec("src/"),), "HuggingFaceTB/SmolLM2-135M-Instruct",
+    Path("ds")))
 
-A build has two stages (build_index/stages.py). The first makes a tokens file of each slice of the corpora, the second a
-suffix array for each shard of these tokens. A file appears when it is complete, and what is in it depends on corpora
-and options alone: an interrupted build is resumed by making what is not there, to the same bytes. The complete
-datastore appears at its place in one rename.
+A build has two stages (build_index/stages.py). The first makes a tokens file of each slice of the
+corpora, the second a suffix array for each shard of these tokens. A file appears when it is
+complete, and what is in it depends on corpora and options alone: an interrupted build is resumed by
+making what is not there, to the same bytes. The complete datastore appears at its place in one
+rename.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from build_index.memory import (
     resident_bytes,
     sufficient_budget,
 )
-from build_index.options import MOST_LOST, BuildOptions, BuildSummary
+from build_index.options import MAX_LOST_SHARE, BuildOptions, BuildSummary
 from build_index.progress import ProgressListener
 from build_index.ray_workers import RayWorkers, connected
 from build_index.readers.parquet import HeldAtOnceError
@@ -68,20 +70,21 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         progress: called with the progress of each stage, by this thread, a few times a second.
 
     Raises:
-        CorpusError: a corpus cannot be read; EmptyCorpusError: there is nothing to store.
+        CorpusError: a corpus cannot be read; CorpusError: there is nothing to store.
         TokenizerLoadError: the tokenizer cannot be loaded.
         MemoryBudgetError: the build does not fit into the memory budget.
         OutputError: the datastore cannot be written, or something else is at its place.
         DatastoreError: new shards cannot be opened, for instance because too many files are open.
-        ResumeError: `options.resume` is set, and there is nothing to resume, or it has other inputs, options or another
-            tokenizer, or is damaged.
+        ResumeError: `options.resume` is set, and there is nothing to resume, or it has other
+            inputs, options or another tokenizer, or is damaged.
         WorkerError: a worker process ends.
         MissingExtraError: a package of the extra [build] is missing, or Ray, for `options.ray`.
-        ClusterError: its cluster cannot do the build.
+        WorkerError: its cluster cannot do the build.
 
-    Whatever happens, even if the process is killed, `options.out` holds its old content or the complete datastore. What
-    an interrupted build has made is kept beside it: the next one of the same inputs and options goes on with it, and
-    any other removes it. Not thread-safe, since `options.workers` acts on the whole process.
+    Whatever happens, even if the process is killed, `options.out` holds its old content or the
+    complete datastore. What an interrupted build has made is kept beside it: the next one of the
+    same inputs and options goes on with it, and any other removes it. Not thread-safe, since
+    `options.workers` acts on the whole process.
     """
     start = time.perf_counter()
     final_place(options.out)
@@ -94,7 +97,9 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
     with ExitStack() as stack:
         if options.ray is not None:
             stack.enter_context(connected(options.ray))
-        tokenizer = load_tokenizer(loaded_apart(options.tokenizer), chat_template=options.chat_template)
+        tokenizer = load_tokenizer(
+            loaded_apart(options.tokenizer), chat_template=options.chat_template
+        )
         if any(corpus.reader in ("parquet", "arrow") for corpus in corpora):
             import pyarrow.parquet  # noqa: F401 - before the memory is divided, too
         staging = stack.enter_context(Staging(options.out))
@@ -111,7 +116,10 @@ def _build_or_resume(
     staging: Staging,
     progress: ProgressListener | None,
 ) -> BuildSummary:
-    """Go on with the unfinished build if it is the same, or else begin anew; so, too, if `fastokens` is wrong."""
+    """Go on with the unfinished build if it is the same, or else begin anew.
+
+    So, too, if `fastokens` is wrong.
+    """
     unfinished = staging.unfinished_plan()
     if unfinished is None and options.resume:
         expected = "one that was interrupted; build without --resume"
@@ -125,7 +133,10 @@ def _build_or_resume(
         try:
             return _build(options, corpora, tokenizer, staging, unfinished, progress)
         except EncoderError as error:
-            warnings.warn(f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers", stacklevel=3)
+            warnings.warn(
+                f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers",
+                stacklevel=3,
+            )
             is_wrong = True
         except ResumeError:
             if options.resume:
@@ -166,7 +177,9 @@ def _build(
     for corpus in corpora:
         corpus.held_bytes = memory.decoder_bytes
     vocabulary_size = tokenizer.identity.vocabulary_size
-    shard_tokens = ShardTokens(staging.datastore, vocabulary_size, memory.shard_positions, len(corpora))
+    shard_tokens = ShardTokens(
+        staging.datastore, vocabulary_size, memory.shard_positions, len(corpora)
+    )
     setup = Setup(corpora, tokenizer, tokenizer.is_accelerated, staging.slices)
     with ExitStack() as stack:
         seen = SeenDocuments(memory.digests, staging.path)
@@ -175,18 +188,28 @@ def _build(
         try:
             names = stages.run()
             with output_errors(staging.datastore):
-                shards = tuple(ShardRecord.of(name, Shard.open(staging.datastore, name)) for name in names)
+                shards = tuple(
+                    ShardRecord.of(name, Shard.open(staging.datastore, name)) for name in names
+                )
         except HeldAtOnceError as error:
-            # With --resume, the shards keep their size, and without it they may be larger with more memory.
+            # With --resume, the shards keep their size, and without it they may be larger with more
+            # memory.
             sizes = {positions, memory.shard_positions}
-            sufficient = max(sufficient_budget(planned, budget, size, error.needed) for size in sizes)
-            help_text = f"--memory {sufficient // MIB}M suffices, or write the file again with {error.again}"
+            sufficient = max(
+                sufficient_budget(planned, budget, size, error.needed) for size in sizes
+            )
+            help_text = (
+                f"--memory {sufficient // MIB}M suffices, or write the file again with"
+                f" {error.again}"
+            )
             raise MemoryBudgetError(f"{error.message}; {help_text}") from error
         except DatastoreError as error:
             if unfinished is None:
                 raise
             problem, expected = f"damaged ({error})", "intact; or build without --resume"
-            raise ResumeError(describe(staging.path, "unfinished build", problem, expected)) from error
+            raise ResumeError(
+                describe(staging.path, "unfinished build", problem, expected)
+            ) from error
     if not shards:
         staging.discard()
         raise empty_corpora(corpora, sum(shard_tokens.without_tokens))
@@ -200,10 +223,14 @@ def _build(
     for corpus, without_tokens in zip(corpora, shard_tokens.without_tokens, strict=True):
         counts = corpus.counts.with_skipped("without tokens", without_tokens)
         total += counts
-        if (share := counts.lost_share()) > MOST_LOST:
+        if (share := counts.lost_share()) > MAX_LOST_SHARE:
             lost[well_formed(corpus.spec.path)] = share
-            notes = ", ".join(reason_text(reason, number) for reason, number in counts.skipped.most_common())
-            warnings.warn(f"{well_formed(corpus.spec.path)}: {share:.0%} was left out ({notes})", stacklevel=4)
+            notes = ", ".join(
+                reason_text(reason, number) for reason, number in counts.skipped.most_common()
+            )
+            warnings.warn(
+                f"{well_formed(corpus.spec.path)}: {share:.0%} was left out ({notes})", stacklevel=4
+            )
     size = sum(shard.tokens_size + shard.suffixes_size for shard in shards)
     return BuildSummary(
         out=str(staging.out),
@@ -234,22 +261,32 @@ def _memory_budget(options: BuildOptions) -> int:
     if options.memory is not None:
         return options.memory
     if (available := available_bytes()) is None:
-        raise MemoryBudgetError("build: the available memory is unknown (no /proc/meminfo); set --memory SIZE")
+        raise MemoryBudgetError(
+            "build: the available memory is unknown (no /proc/meminfo); set --memory SIZE"
+        )
     return available // 2
 
 
-def _memory_planner(options: BuildOptions, corpora: list[Corpus], tokenizer: TargetTokenizer) -> MemoryPlanner:
+def _memory_planner(
+    options: BuildOptions, corpora: list[Corpus], tokenizer: TargetTokenizer
+) -> MemoryPlanner:
     """Return what divides a budget for shards of so many positions; None: as many as fit."""
     most = options.workers or usable_cores()
     workers = 0 if options.ray is not None else useful_processes(most, corpora)
     process, vocabulary_size = resident_bytes(), tokenizer.identity.vocabulary_size
-    return lambda budget, positions: plan_memory(budget, process, vocabulary_size, positions, most, workers)
+    return lambda budget, positions: plan_memory(
+        budget, process, vocabulary_size, positions, most, workers
+    )
 
 
 def _workers(options: BuildOptions, setup: Setup, memory: MemoryPlan) -> Workers:
     if options.ray is not None:
         return RayWorkers(setup, options.workers, memory.shard)
-    return Processes(setup, memory.workers, memory.sorts) if memory.workers else Workers(setup, memory.sorts)
+    return (
+        Processes(setup, memory.workers, memory.sorts)
+        if memory.workers
+        else Workers(setup, memory.sorts)
+    )
 
 
 def _manifest(

@@ -1,8 +1,9 @@
 """Chat templates: the text of turns as a model sees it.
 
-The environment is that of `transformers` (`chat_template_utils`): a sandbox, trimmed blocks, loop controls,
-`{% generation %}` blocks, `tojson`, `raise_exception`, `strftime_now`. One thing differs on purpose: `strftime_now`
-returns a fixed date, so that a datastore does not depend on the day it was built.
+The environment is that of `transformers` (`chat_template_utils`): a sandbox, trimmed blocks, loop
+controls, `{% generation %}` blocks, `tojson`, `raise_exception`, `strftime_now`. One thing differs
+on purpose: `strftime_now` returns a fixed date, so that a datastore does not depend on the day it
+was built.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class ChatTemplate:
             self._template = _compiled(source)
         except jinja2.TemplateError as error:
             problem = f"not valid (line {getattr(error, 'lineno', 1)}: {error.message})"
-            raise TokenizerLoadError(describe(where, "chat template", problem, "a Jinja template")) from error
+            raise TokenizerLoadError(
+                describe(where, "chat template", problem, "a Jinja template")
+            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source, self._special_tokens, self._where)
@@ -73,9 +76,15 @@ class ChatTemplate:
             prompt: whether the text ends as a prompt for a further turn does.
 
         Raises:
-            RefusalError: the template refuses the turns, for instance because roles do not alternate.
+            RefusalError: the template refuses the turns, for instance because roles do not
+                alternate.
         """
-        variables = {**_VARIABLES, "add_generation_prompt": prompt, **self._special_tokens, "messages": turns}
+        variables = {
+            **_VARIABLES,
+            "add_generation_prompt": prompt,
+            **self._special_tokens,
+            "messages": turns,
+        }
         try:
             return self._template.render(variables)
         except self._refusals as error:
@@ -94,7 +103,11 @@ def read_template(template: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        problem = "not UTF-8" if isinstance(error, UnicodeDecodeError) else f"not readable ({error.strerror})"
+        problem = (
+            "not UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else f"not readable ({error.strerror})"
+        )
         expected = "a UTF-8 file or a Jinja template"
         raise TokenizerLoadError(describe(path, "chat template", problem, expected)) from error
 
@@ -104,7 +117,10 @@ def _compiled(source: str) -> jinja2.Template:
     import jinja2.sandbox
 
     class GenerationBlocks(jinja2.ext.Extension):
-        """`{% generation %}` marks the assistant's text for training; here it is replaced by its content."""
+        """`{% generation %}` marks the assistant's text for training.
+
+        Here it is replaced by its content.
+        """
 
         tags = {"generation"}  # noqa: RUF012 - declared so in the base class
 
@@ -116,7 +132,9 @@ def _compiled(source: str) -> jinja2.Template:
         raise jinja2.TemplateError(message)
 
     def tojson(value: object, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # Jinja's own filter escapes HTML
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, **options
+        )  # Jinja's own filter escapes HTML
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, jinja2.ext.loopcontrols]

@@ -19,7 +19,13 @@ from build_index.documents import well_formed
 from build_index.options import BuildOptions, BuildSummary
 from build_index.size import parse_size, size_text
 from rest_store.datastore.render import counted, one_line
-from rest_store.errors import CorpusFormatError, DocumentSizeError, MemoryBudgetError, RestStoreError, ResumeError
+from rest_store.errors import (
+    CorpusError,
+    CorpusFormatError,
+    MemoryBudgetError,
+    RestStoreError,
+    ResumeError,
+)
 from rest_store.options import PATH, SETTINGS, json_option
 
 _HELP = """Build a datastore from corpora.
@@ -39,7 +45,9 @@ _LOST_STATUS = 3  # the datastore is complete, but most of a corpus is not in it
 
 
 def memory_size(text: str) -> int:
-    """Return the bytes of a size with K, M, G or T for powers of 1,024, or fail with a usage error."""
+    """Return the bytes of a size with K, M, G or T for
+    powers of 1,024, or fail with a usage error.
+    """
     try:
         return parse_size(text)
     except MemoryBudgetError as error:
@@ -58,21 +66,30 @@ def memory_size(text: str) -> int:
     metavar="PATH",
     multiple=True,
     required=True,
-    help="What the datastore is built of: a file (text, JSON, JSONL, CSV, parquet, Arrow, archives, SQLite, also "
-    "compressed), a directory, or the address of one (s3://, gs://, hf://datasets/...). Repeatable.",
+    help=(
+        "What the datastore is built of: a file (text, JSON, JSONL, CSV, parquet, Arrow, archives,"
+        " SQLite, also compressed), a directory, or the address of one (s3://, gs://,"
+        " hf://datasets/...). Repeatable."
+    ),
 )
 @click.option(
     "--tokenizer",
     metavar="NAME_OR_PATH",
     required=True,
-    help="Tokenizer of the target model: a Hugging Face name, a directory, a tokenizer.json or a .gguf file.",
+    help=(
+        "Tokenizer of the target model: a Hugging Face name, a directory, a tokenizer.json or a"
+        " .gguf file."
+    ),
 )
 @click.option(
     "--out",
     metavar="DIR",
     required=True,
     type=PATH,
-    help="Where the result is written: the datastore's directory; an old datastore there is replaced.",
+    help=(
+        "Where the result is written: the datastore's directory; an old datastore there is"
+        " replaced."
+    ),
 )
 @click.option(
     "--shard-tokens",
@@ -93,18 +110,26 @@ def memory_size(text: str) -> int:
     metavar="N",
     type=click.IntRange(1),
     show_default="one for each core",
-    help="How many processes share the work: at most so many read and tokenize, and at most so many shards are sorted "
-    "at once, memory permitting. The result does not depend on it.",
+    help=(
+        "How many processes share the work: at most so many read and tokenize, and at most so many"
+        " shards are sorted at once, memory permitting. The result does not depend on it."
+    ),
 )
 @click.option(
     "--ray",
     metavar="[ADDRESS]",
     is_flag=False,
     flag_value="auto",
-    help="Let the Ray cluster at ADDRESS (HOST:PORT of its head node) do the work, or else that of this machine. "
-    "All nodes must see corpora and DIR.",
+    help=(
+        "Let the Ray cluster at ADDRESS (HOST:PORT of its head node) do the work, or else that of"
+        " this machine. All nodes must see corpora and DIR."
+    ),
 )
-@click.option("--resume", is_flag=True, help="Fail unless there is an interrupted build of this to go on with.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Fail unless there is an interrupted build of this to go on with.",
+)
 @corpus_options
 @json_option
 @click.option("--quiet", is_flag=True, help="Print no progress and, without --json, no summary.")
@@ -129,7 +154,9 @@ def build(
         from build_index.builder import build as build_datastore
         from build_index.progress import ProgressLine
 
-        specs = tuple(CorpusSpec(path, field, include, exclude, max_documents, gitignore) for path in corpora)
+        specs = tuple(
+            CorpusSpec(path, field, include, exclude, max_documents, gitignore) for path in corpora
+        )
         progress = ProgressLine(sys.stderr) if not quiet and ProgressLine.fits(sys.stderr) else None
         summary = build_datastore(BuildOptions(specs, out=out, **options), progress)
     if as_json:
@@ -151,9 +178,14 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
         except KeyboardInterrupt:
             message, status = "interrupted" + _resume_hint(out), _INTERRUPTED_STATUS
         except (RestStoreError, OSError) as error:
-            hint = "" if isinstance(error, ResumeError) else _resume_hint(out)  # it says itself what to do
-            if hint and isinstance(error, CorpusFormatError | DocumentSizeError):
-                hint = " (what is made of other corpora is kept: mend this one or leave it out, and build again)"
+            hint = (
+                "" if isinstance(error, ResumeError) else _resume_hint(out)
+            )  # it says itself what to do
+            if hint and isinstance(error, CorpusFormatError | CorpusError):
+                hint = (
+                    " (what is made of other corpora is kept: mend this one or leave it out, and"
+                    " build again)"
+                )
             message, status = str(error) + hint, 1
         click.echo(f"Error: {one_line(message)}", err=True)
         context.exit(status)
@@ -175,17 +207,24 @@ def summary_text(summary: BuildSummary) -> str:
 
     notes = [f"{counted(summary.duplicates, 'exact duplicate')} dropped"]
     notes += [f"{summary.split_documents:,} split"] if summary.split_documents else []
-    stages = ", ".join(f"{stage} {clock(seconds)}" for stage, seconds in summary.stage_seconds.items())
+    stages = ", ".join(
+        f"{stage} {clock(seconds)}" for stage, seconds in summary.stage_seconds.items()
+    )
     processes = f", in {summary.workers} processes" if summary.workers > 1 else ""
     slow = f"; slower, as {summary.slow_reason}" if summary.slow_reason else ""
     rows = {
         "datastore": well_formed(summary.out),
         "documents": f"{summary.documents:,} ({', '.join(notes)})",
         "tokens": f"{summary.tokens:,} (by {summary.encoder}{processes}{slow})",
-        "shards": f"{summary.shards:,}" + (f" ({summary.resumed_shards:,} resumed)" if summary.resumed_shards else ""),
+        "shards": (
+            f"{summary.shards:,}"
+            + (f" ({summary.resumed_shards:,} resumed)" if summary.resumed_shards else "")
+        ),
         "size": f"{size_text(summary.size)}, {summary.size / summary.tokens:.2f} bytes a token",
         "time": f"{clock(summary.seconds)} ({stages}; sorting overlaps)",
-        "memory": f"{size_text(summary.peak_memory)} at the peak, limit {size_text(summary.memory)}",
+        "memory": (
+            f"{size_text(summary.peak_memory)} at the peak, limit {size_text(summary.memory)}"
+        ),
     }
     lines = list(rows.items())
     names = ["left out", *[""] * len(summary.skipped)]

@@ -1,14 +1,14 @@
 """The text of a conversation as its model read and wrote it, by the chat template of the model.
 
-A template shows an answer in two ways: as the last turn, which is how the model wrote it, and as history, once a later
-turn follows. Templates of reasoning models leave thoughts out of the history, and some end the last turn otherwise. So
-an answer is taken from the conversation that ends with it:
+A template shows an answer in two ways: as the last turn, which is how the model wrote it, and as
+history, once a later turn follows. Templates of reasoning models leave thoughts out of the history,
+and some end the last turn otherwise. So an answer is taken from the conversation that ends with it:
 
     prompt, answer 1 as the last turn, what came between, answer 2 as the last turn, ...
 
-Messages have several forms, of which a template may refuse some or show them wrongly: content that is null or empty,
-arguments of a call as an object or as its JSON text, reasoning in a field of one of three names or in a part of the
-content. The first form that is shown in full is taken.
+Messages have several forms, of which a template may refuse some or show them wrongly: content that
+is null or empty, arguments of a call as an object or as its JSON text, reasoning in a field of one
+of three names or in a part of the content. The first form that is shown in full is taken.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ _CERTAIN = 16  # characters of an answer that tell where it stands
 _CALLS_COMPARED = 64
 _PLACES = 64
 _STABLE = 4  # answers of a kind that tell how a template treats others
-_MOST_EFFORT = 1 << 25  # characters rendered for one conversation; what follows is stored as history shows it
+_MAX_EFFORT = (
+    1 << 25
+)  # characters rendered for one conversation; what follows is stored as history shows it
 _TURN = 512  # characters as which a turn counts at least
 _SEARCHED = 16  # characters searched take the time of one that is rendered
-_LONGEST_CONTROL = 256
+_MAX_CONTROL_LENGTH = 256
 
 
 class ConversationError(CorpusError):
@@ -58,7 +60,8 @@ class Form(NamedTuple):
 
     Attributes:
         null: whether content that is null stays so; otherwise it is an empty text.
-        converted: whether arguments that are the JSON text of an object become the object, and the reverse.
+        converted: whether arguments that are the JSON text of an object become the object, and the
+            reverse.
         reasoning: under which names, or in which kind of part.
         split: whether reasoning that stands in the content is given apart from it.
     """
@@ -86,7 +89,9 @@ class Turn:
         self.is_null = "content" in fields
         self.reasoning = sealed(str(fields.get("reasoning_content", "")))
         self._calls: Any = fields.get("tool_calls", [])
-        self._others = {name: sealed(fields[name]) for name in ("tool_call_id", "name") if name in fields}
+        self._others = {
+            name: sealed(fields[name]) for name in ("tool_call_id", "name") if name in fields
+        }
         self._sealed = sealed
 
     def fields(self, form: Form) -> dict[str, Any]:
@@ -107,8 +112,17 @@ class Turn:
         if form.reasoning == _ONE_NAME:
             return fields | {_REASONING_NAMES[0]: self.reasoning}
         text = {"type": "text", "text": self.content}
-        thought = self.reasoning if form.reasoning == _PART else [{"type": "text", "text": self.reasoning}]
-        return fields | {"content": [{"type": "thinking", "thinking": thought}, *([text] if self.content else [])]}
+        thought = (
+            self.reasoning
+            if form.reasoning == _PART
+            else [{"type": "text", "text": self.reasoning}]
+        )
+        return fields | {
+            "content": [
+                {"type": "thinking", "thinking": thought},
+                *([text] if self.content else []),
+            ]
+        }
 
     def calls(self, form: Form) -> Any:
         """Return the calls of tools in one form."""
@@ -132,7 +146,9 @@ class Turn:
 
     @property
     def answer(self) -> str:
-        """The content without its reasoning, if that stands in it, and without white space around it."""
+        """The content without its reasoning, if that stands in it,
+        and without white space around it.
+        """
         return self.content.rpartition(_CLOSING)[2].strip()
 
     @cached_property
@@ -195,7 +211,8 @@ class ConversationWriter:
         return _Writing(self, turns, form, history, left_out).text()
 
     def history(self, messages: Sequence[Message], origin: str) -> str:
-        """Return a conversation as the template shows it once: all answers but the last one are history.
+        """Return a conversation as the template shows it once: all
+        answers but the last one are history.
 
         Raises:
             ConversationError: the template refuses the conversation.
@@ -203,18 +220,25 @@ class ConversationWriter:
         return self._shown(messages, origin)[2]
 
     def _shown(self, messages: Sequence[Message], origin: str) -> tuple[list[Turn], Form, str]:
-        """Return the turns, the form that is shown best, and the text of the conversation in that form."""
+        """Return the turns, the form that is shown best, and the
+        text of the conversation in that form.
+        """
         try:
             turns = [Turn(message, self.sealed) for message in messages]
             form, text = self._best_form(turns)
         except (RefusalError, RecursionError) as error:
-            roles = ", ".join(role for role, *_ in messages[:4]) + (", ..." if len(messages) > 4 else "")
+            roles = ", ".join(role for role, *_ in messages[:4]) + (
+                ", ..." if len(messages) > 4 else ""
+            )
             problem = f"refused by the chat template ({error})"
-            raise ConversationError(describe(origin, f"a conversation ({roles})", problem, "valid turns")) from error
+            raise ConversationError(
+                describe(origin, f"a conversation ({roles})", problem, "valid turns")
+            ) from error
         return turns, form, text
 
     def _best_form(self, turns: list[Turn]) -> tuple[Form, str]:
-        """Return the first form in which the template shows all, or else the one with the fewest faults.
+        """Return the first form in which the template shows all, or
+        else the one with the fewest faults.
 
         Raises:
             RefusalError: of the first form, if all are refused.
@@ -245,15 +269,24 @@ class ConversationWriter:
         _, form, text = best
         return self._with_reasoning(turns, thinking[-1], form, text) if thinking else (form, text)
 
-    def _with_reasoning(self, turns: list[Turn], last: int, form: Form, text: str) -> tuple[Form, str]:
-        """Return another form if the template shows reasoning in that one alone; `last`: a turn that has some."""
+    def _with_reasoning(
+        self, turns: list[Turn], last: int, form: Form, text: str
+    ) -> tuple[Form, str]:
+        """Return another form if the template shows reasoning in that one alone.
+
+        `last`: a turn that has some.
+        """
         thought = turns[last].thought[:_COMPARED]
         others = [form._replace(reasoning=_PART), form._replace(reasoning=_PARTS)]
         if turns[last].has_inline_thought:
             others = [form._replace(split=True)]
         for other in (form, *others):
             with suppress(RefusalError):
-                shown = text if other is form and last == len(turns) - 1 else self.render(turns[: last + 1], other)
+                shown = (
+                    text
+                    if other is form and last == len(turns) - 1
+                    else self.render(turns[: last + 1], other)
+                )
                 if thought in shown and not _SHOWN_WRONGLY.search(shown):
                     return other, text if other is form else self.render(turns, other)
         return form, text
@@ -262,7 +295,9 @@ class ConversationWriter:
         """Return the number of ways in which the template shows calls and null content wrongly."""
         faults = 0
         if any(turn.has_calls for turn in turns):
-            calls = [call for turn in turns if turn.has_calls for call in _calls(turn.calls(form))][:_CALLS_COMPARED]
+            calls = [call for turn in turns if turn.has_calls for call in _calls(turn.calls(form))][
+                :_CALLS_COMPARED
+            ]
             faults += any(_is_mangled(call, text) for call in calls)
             faults += not all(_is_shown(call, text) for call in calls)
         if form.null and "None" in text and any(turn.is_null for turn in turns):
@@ -288,7 +323,12 @@ class _Writing:
     """
 
     def __init__(
-        self, writer: ConversationWriter, turns: list[Turn], form: Form, history: str, left_out: Counter[str]
+        self,
+        writer: ConversationWriter,
+        turns: list[Turn],
+        form: Form,
+        history: str,
+        left_out: Counter[str],
     ) -> None:
         self._writer = writer
         self._turns = turns
@@ -318,7 +358,9 @@ class _Writing:
         run: list[int] = []
         for index in answers:
             if run:
-                is_spoken_between = any(turn.role == "user" for turn in self._turns[run[-1] : index])
+                is_spoken_between = any(
+                    turn.role == "user" for turn in self._turns[run[-1] : index]
+                )
                 if is_spoken_between or self._turns[index].shape != self._turns[run[-1]].shape:
                     yield run
                     run = []
@@ -329,8 +371,9 @@ class _Writing:
     def _append_run(self, run: list[int], stable: Counter[Shape]) -> None:
         """Append answers that are alike, and all before them.
 
-        Rendering a conversation once for each answer takes a time that grows with the square of their number. So if
-        some answers of a kind were the same text once they were history, others are not rendered one by one.
+        Rendering a conversation once for each answer takes a time that grows with the square of
+        their number. So if some answers of a kind were the same text once they were history, others
+        are not rendered one by one.
         """
         shape = self._turns[run[0]].shape
         for index in run:
@@ -350,7 +393,7 @@ class _Writing:
         """Return the text of the turns before `end`; None: it is refused, or all take too long."""
         if end == len(self._turns) and not prompt:
             return self._history
-        if self._effort > _MOST_EFFORT:
+        if self._effort > _MAX_EFFORT:
             return None
         try:
             rendered = self._writer.template.render(self._fields[:end], prompt=prompt)
@@ -360,7 +403,10 @@ class _Writing:
         return rendered
 
     def _append(self, end: int, rendered: str) -> None:
-        """Append what a rendering has after the text so far; it ends with the answer `end`, or with the last turn."""
+        """Append what a rendering has after the text so far.
+
+        It ends with the answer `end`, or with the last turn.
+        """
         before, added = self._added(rendered, end)
         self._count_history(end, before + added)
         if end < len(self._turns) and _holds_more(self._turns[end]):
@@ -369,16 +415,21 @@ class _Writing:
         self._base = rendered
         self._done = end + 1
 
-    # --- Where a rendering goes on ------------------------------------------------------------------------------------
+    # --- Where a rendering goes on ----------------------------------------------------------------
 
     def _added(self, rendered: str, end: int) -> tuple[str, str]:
-        """Return what a rendering has after the text so far: up to an answer, as far as that is known, and from there.
+        """Return what a rendering has after the text so far: up to an
+        answer, as far as that is known, and from there.
 
         Shortens the text by what the rendering does not have.
         """
         if rendered.startswith(self._base):
             return "", rendered[len(self._base) :]
-        answers = (index for index in range(self._done, len(self._turns)) if self._turns[index].is_assistant)
+        answers = (
+            index
+            for index in range(self._done, len(self._turns))
+            if self._turns[index].is_assistant
+        )
         following = next(answers, None)
         if following == end and (place := self._after_answer(rendered)) is not None:
             return "", rendered[place:]
@@ -395,9 +446,15 @@ class _Writing:
         return before.removesuffix(prompt[same:]), rendered[same:]
 
     def _after_answer(self, rendered: str) -> int | None:
-        """Return where a rendering has the end of the last answer as the text so far has it; None: it has another."""
+        """Return where a rendering has the end of the last answer as the text so far has it.
+
+        None: it has another.
+        """
         same = self._same(self._base, rendered)
-        tail, history = self._base[same:], rendered[same:-1]  # an answer that ends all is another one
+        tail, history = (
+            self._base[same:],
+            rendered[same:-1],
+        )  # an answer that ends all is another one
         size = _longest_suffix(tail, history)
         suffix = tail[len(tail) - size :]
         if not self._turns[self._done - 1].ends_in(suffix, self._form):
@@ -405,7 +462,10 @@ class _Writing:
         return same + history.rfind(suffix) + size
 
     def _place(self, rendered: str) -> int:
-        """Return where a rendering goes on after the text so far; shortens that by what the rendering does not have."""
+        """Return where a rendering goes on after the text so far.
+
+        Shortens that by what the rendering does not have.
+        """
         base = self._base
         same = self._same(base, rendered)
         if same == len(base):
@@ -443,7 +503,9 @@ class _Writing:
 
     def _before_control(self, text: str, place: int) -> int:
         """Return the beginning of the control token that a place lies in, or the place."""
-        for match in self._writer.controls.finditer(text, max(0, place - _LONGEST_CONTROL), place + _LONGEST_CONTROL):
+        for match in self._writer.controls.finditer(
+            text, max(0, place - _MAX_CONTROL_LENGTH), place + _MAX_CONTROL_LENGTH
+        ):
             if match.start() < place < match.end():
                 return match.start()
         return place
@@ -462,7 +524,7 @@ class _Writing:
         place = history.find(answer)
         return None if place < 0 else place + len(answer)
 
-    # --- What a template leaves out -----------------------------------------------------------------------------------
+    # --- What a template leaves out ---------------------------------------------------------------
 
     def _count_history(self, end: int, added: str) -> None:
         """Count what is not shown of the answers before the one that is added."""
@@ -471,7 +533,7 @@ class _Writing:
         for turn in self._turns[self._done : end]:
             if not turn.is_assistant or not _holds_more(turn):
                 continue
-            if self._effort > _MOST_EFFORT and turn.shape in of_kinds:
+            if self._effort > _MAX_EFFORT and turn.shape in of_kinds:
                 self._left_out.update(of_kinds[turn.shape])
                 continue
             before = self._left_out.copy()
@@ -480,7 +542,9 @@ class _Writing:
             thought = added.find(turn.thought[:_COMPARED], place, shown if shown > place else None)
             self._left_out[REASONING] += thought < 0
             self._absent_calls(turn, added, place)
-            self._effort += (max(thought, shown, place) - place if thought >= 0 else len(added)) // _SEARCHED
+            self._effort += (
+                max(thought, shown, place) - place if thought >= 0 else len(added)
+            ) // _SEARCHED
             place = max(place, shown)
             of_kinds[turn.shape] = self._left_out - before
         self._left_out += Counter()  # without zeros
@@ -493,7 +557,10 @@ class _Writing:
         return absent
 
     def _completed(self, end: int, rendered: str, before: str, added: str) -> tuple[str, str]:
-        """Return what is added, with the reasoning that the model must have written; count what the template lacks."""
+        """Return what is added, with the reasoning that the model must have written.
+
+        Count what the template lacks.
+        """
         turn = self._turns[end]
         thought, answer = turn.thought, turn.answer
         shows_thought = bool(thought) and thought[:_COMPARED] in added
@@ -512,7 +579,10 @@ class _Writing:
         return before, added
 
     def _with_thought(self, turn: Turn, end: int, rendered: str) -> tuple[str, str] | None:
-        """Return what is added if the model wrote its reasoning after the prompt; None: that is not known."""
+        """Return what is added if the model wrote its reasoning after the prompt.
+
+        None: that is not known.
+        """
         answer = turn.answer
         prompt = self._render(end, prompt=True)
         if not answer or prompt is None or answer not in rendered:
@@ -529,7 +599,9 @@ class _Writing:
         return prompt[self._place(prompt) :], written.rstrip() + ending
 
     def _without_turn(self, end: int, rendered: str, before: str, added: str) -> tuple[str, str]:
-        """Return what is added, without a turn of which the template shows nothing but its beginning and end."""
+        """Return what is added, without a turn of which the
+        template shows nothing but its beginning and end.
+        """
         shorter = self._render(end)
         if shorter is None:
             return before, added
@@ -562,7 +634,9 @@ def _is_shown(call: Any, text: str, begin: int = 0) -> bool:
 
 
 def _is_mangled(call: Any, text: str) -> bool:
-    """Whether a text has the arguments of a call as a JSON text in JSON, or as Python writes an object."""
+    """Whether a text has the arguments of a call as a JSON text in
+    JSON, or as Python writes an object.
+    """
     arguments = _function(call).get("arguments")
     if isinstance(arguments, str):
         return json.dumps(arguments, ensure_ascii=False) in text
@@ -580,7 +654,9 @@ def _object(arguments: Any) -> Mapping[str, Any] | None:
 
 
 def _with_converted_arguments(calls: Any) -> Any:
-    """Return calls whose arguments are objects where they were JSON texts of objects, and the reverse."""
+    """Return calls whose arguments are objects where they were JSON
+    texts of objects, and the reverse.
+    """
 
     def converted() -> Iterator[Any]:
         for call in _calls(calls):
@@ -589,7 +665,11 @@ def _with_converted_arguments(calls: Any) -> Any:
             if isinstance(arguments, str):
                 other: Any = _object(arguments)
             else:
-                other = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else None
+                other = (
+                    json.dumps(arguments, ensure_ascii=False)
+                    if isinstance(arguments, Mapping)
+                    else None
+                )
             if other is None:
                 yield call
             elif function is call:

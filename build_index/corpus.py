@@ -5,12 +5,13 @@
         ...
     corpus.provenance()                       # what was read and what was skipped
 
-The order of documents is fixed, and memory is bounded (`LARGEST_DOCUMENT_BYTES`). Malformed input is an error that
-names the file and the line or row. In a directory, damaged files and malformed records are skipped and counted, and so
-are files that are clearly not documents (binary files, text that is not UTF-8, tables without a known column).
+The order of documents is fixed, and memory is bounded (`MAX_DOCUMENT_BYTES`). Malformed input is an
+error that names the file and the line or row. In a directory, damaged files and malformed records
+are skipped and counted, and so are files that are clearly not documents (binary files, text that is
+not UTF-8, tables without a known column).
 
-Instead of iterating, `files` and `documents` can be called in any process and order: corpora, files and counts can be
-pickled, and the counts of all files added up are those of an iteration.
+Instead of iterating, `files` and `documents` can be called in any process and order: corpora, files
+and counts can be pickled, and the counts of all files added up are those of an iteration.
 """
 
 from __future__ import annotations
@@ -27,8 +28,21 @@ from typing import Any, BinaryIO
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts, CorpusFile, Document, well_formed
 from build_index.readers.arrow import read_arrow
-from build_index.readers.containers import Member, archive_errors, seekable, tar_members, zip_members
-from build_index.readers.detection import CONTAINERS, HEAD_BYTES, NO_RECORDS, NoDocumentsError, has_magic, reader_of
+from build_index.readers.containers import (
+    Member,
+    archive_errors,
+    seekable,
+    tar_members,
+    zip_members,
+)
+from build_index.readers.detection import (
+    CONTAINERS,
+    HEAD_BYTES,
+    NO_RECORDS,
+    NoDocumentsError,
+    has_magic,
+    reader_of,
+)
 from build_index.readers.files import content_of, open_file, read_errors
 from build_index.readers.json_documents import read_json_document
 from build_index.readers.json_records import read_json
@@ -40,7 +54,7 @@ from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.readers.sqlite import read_sqlite
 from build_index.readers.text import read_text
 from build_index.readers.unread import DAMAGED, HINTS, WITHOUT_TEXT, kind_of, reason_text
-from rest_store.errors import CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
+from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, describe
 from rest_store.loading.remote_files import scheme_of
 
 
@@ -53,7 +67,11 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         CorpusError: it cannot be read, or a glob is malformed.
     """
     is_local = scheme_of(spec.path) is None
-    source = LocalCorpus.at(spec.path, gitignore=spec.gitignore) if is_local else RemoteCorpus.at(spec.path)
+    source = (
+        LocalCorpus.at(spec.path, gitignore=spec.gitignore)
+        if is_local
+        else RemoteCorpus.at(spec.path)
+    )
     if source.is_directory:
         return Corpus(spec, "tree", source)
     try:
@@ -69,8 +87,9 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         raise CorpusFormatError(describe(spec.path, "content", found, expected)) from None
 
 
-def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCorpusError:
-    """Return the error for corpora without a document that has tokens: what was skipped and left out.
+def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> CorpusError:
+    """Return the error for corpora without a document that has
+    tokens: what was skipped and left out.
 
     Args:
         corpora: all of them.
@@ -84,7 +103,7 @@ def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCo
     found = f"without a text to store ({notes or 'no files'})"
     where = ", ".join(corpus.spec.path for corpus in corpora)
     expected = "at least one; check the path, --include, --exclude and --field"
-    return EmptyCorpusError(describe(where, "corpus", found, expected))
+    return CorpusError(describe(where, "corpus", found, expected))
 
 
 def _note(reason: str, number: int) -> str:
@@ -103,12 +122,13 @@ class Corpus:
         held_bytes: most bytes that pyarrow may hold at once of a file; None: no bound.
         counts: of the current iteration.
 
-    Iterating yields the documents in a fixed order, each time from the beginning and with new counts. One iteration at
-    a time. Can be pickled.
+    Iterating yields the documents in a fixed order, each time from the beginning and with new
+    counts. One iteration at a time. Can be pickled.
 
-    Iterating raises CorpusFormatError for malformed content of a file that was named (the message names file and line
-    or row), DocumentSizeError for a record of it that is too large, MemoryBudgetError for what has to be held at once
-    and is above `held_bytes`, CorpusNotFoundError and CorpusError for what is unreadable or cannot be reached.
+    Iterating raises CorpusFormatError for malformed content of a file that was named (the message
+    names file and line or row), CorpusError for a record of it that is too large, MemoryBudgetError
+    for what has to be held at once and is above `held_bytes`, CorpusNotFoundError and CorpusError
+    for what is unreadable or cannot be reached.
     """
 
     def __init__(self, spec: CorpusSpec, reader: str, source: LocalCorpus | RemoteCorpus) -> None:
@@ -147,11 +167,14 @@ class Corpus:
         return self.source.files(self._globs, counts)
 
     def documents(self, file: CorpusFile, counts: CorpusCounts) -> Generator[Document, None, None]:
-        """Yield the documents of one file; `max_documents` of the spec is for all files together, not for this one.
+        """Yield the documents of one file.
+
+        `max_documents` of the spec is for all files together, not for this one.
 
         Args:
             file: one of `files`.
-            counts: counts what is read and skipped, document by document; other counts may be in it already.
+            counts: counts what is read and skipped, document by document; other counts may be in it
+                already.
 
         Raises:
             RestStoreError: as iterating does.
@@ -189,9 +212,10 @@ class Corpus:
         """Return what was read in the latest iteration, for the manifest.
 
         Returns:
-            An object for JSON: `corpus` (the path of the spec), `reader`, the fields of `CorpusCounts` (`bytes_read` as
-            `bytes`), the `etag` of a remote file, and the options that were set. Equal for equal content and options.
-            What is not UTF-8 in a path or an option is U+FFFD.
+            An object for JSON: `corpus` (the path of the spec), `reader`, the fields of
+            `CorpusCounts` (`bytes_read` as `bytes`), the `etag` of a remote file, and the options
+            that were set. Equal for equal content and options. What is not UTF-8 in a path or an
+            option is U+FFFD.
         """
         counts, spec = self.counts, self.spec
         has_files = self.source.is_directory or self.reader in ("tar", "zip")
@@ -199,7 +223,9 @@ class Corpus:
         include, exclude = ([well_formed(glob) for glob in some] for some in globs)
         options: dict[str, Any] = {"etag": self.source.etag, "include": include, "exclude": exclude}
         options |= {"field": well_formed(spec.field or ""), "max_documents": spec.max_documents}
-        options["gitignore"] = "" if spec.gitignore or not self.source.is_directory else "not looked at"
+        options["gitignore"] = (
+            "" if spec.gitignore or not self.source.is_directory else "not looked at"
+        )
         options["left_out"] = dict(sorted(counts.left_out.items()))
         return {
             "corpus": well_formed(spec.path),
@@ -213,7 +239,12 @@ class Corpus:
         }
 
     def _documents_of(
-        self, file: BinaryIO, where: str, records: RecordReader, reader: str, listed: CorpusFile | None = None
+        self,
+        file: BinaryIO,
+        where: str,
+        records: RecordReader,
+        reader: str,
+        listed: CorpusFile | None = None,
     ) -> Iterator[Document]:
         """Yield the documents of an open file, which are not counted yet.
 
@@ -230,7 +261,11 @@ class Corpus:
                 reader = reader_of(file, where, self.spec.field, is_named=False)
             except NoDocumentsError as error:
                 kind, example = str(error), f"{where} ({error.fields})" if error.fields else where
-                count = counts.leave_out if kind == NO_RECORDS or kind in WITHOUT_TEXT else counts.skip_file
+                count = (
+                    counts.leave_out
+                    if kind == NO_RECORDS or kind in WITHOUT_TEXT
+                    else counts.skip_file
+                )
                 count(kind, example, size)
                 return
         is_chosen = listed is not None and (not self.source.is_directory or self.spec.include)
@@ -247,7 +282,9 @@ class Corpus:
         elif reader == "sqlite":
             assert listed is not None
             if scheme_of(listed.path) is not None:
-                raise CorpusFormatError(describe(where, "SQLite database", "at an address", "a file of this machine"))
+                raise CorpusFormatError(
+                    describe(where, "SQLite database", "at an address", "a file of this machine")
+                )
             yield from read_sqlite(listed.path, where, records)
         elif reader == "zip":
             yield from self._documents_in(zip_members(file, where), where, records, size)
@@ -261,8 +298,12 @@ class Corpus:
     def _documents_in(
         self, members: Iterator[Member], where: str, records: RecordReader, size: int
     ) -> Iterator[Document]:
-        """Yield the documents of an archive of `size` bytes, whose files are read as those of a directory are."""
-        include = () if self.source.is_directory else self.spec.include  # which has chosen the archive itself
+        """Yield the documents of an archive of `size` bytes, whose
+        files are read as those of a directory are.
+        """
+        include = (
+            () if self.source.is_directory else self.spec.include
+        )  # which has chosen the archive itself
         globs = Globs(include, self.spec.exclude)
         counts, total = CorpusCounts(), 0
         inside = replace(records, counts=counts, strict=False)
@@ -276,7 +317,9 @@ class Corpus:
             counts.lost_bytes = counts.lost_bytes * size // total if total else 0
             records.counts.__iadd__(counts)
 
-    def _documents_of_member(self, member: Member, where: str, records: RecordReader) -> Iterator[Document]:
+    def _documents_of_member(
+        self, member: Member, where: str, records: RecordReader
+    ) -> Iterator[Document]:
         counts = records.counts
         if member.content is None:
             counts.skip_file("encrypted file", where, member.size)

@@ -17,12 +17,16 @@ class CorpusSpec:
     """What to read.
 
     Attributes:
-        path: a file or a directory, or the address of one (`s3://`, `gs://`, `hf://datasets/owner/name/...`).
-        field: the field of each record that holds the document, or a dotted path to it; None: that of a known layout.
+        path: a file or a directory, or the address of one (`s3://`, `gs://`,
+            `hf://datasets/owner/name/...`).
+        field: the field of each record that holds the document, or a dotted path to it; None: that
+            of a known layout.
         include: globs of the files to read in a directory; empty: all.
-        exclude: globs of files and directories to leave out of a directory, besides `source_tree.DEFAULT_EXCLUDES`.
+        exclude: globs of files and directories to leave out of a directory, besides
+            `source_tree.DEFAULT_EXCLUDES`.
         max_documents: most documents to read; None: all.
-        gitignore: whether files that Git ignores are left out of a directory on this machine (`readers/gitignore.py`).
+        gitignore: whether files that Git ignores are left out of a directory on this machine
+            (`readers/gitignore.py`).
 
     With `field`, files of a directory that hold no records are skipped.
 
@@ -44,7 +48,9 @@ class CorpusSpec:
 
 
 def whole_number(value: object, where: str, name: str, error: type[BuildError]) -> int:
-    """Return a number as an int, which JSON can hold, or raise `error` unless it is a whole one from 1 on."""
+    """Return a number as an int, which JSON can hold, or raise
+    `error` unless it is a whole one from 1 on.
+    """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -58,19 +64,32 @@ def corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the attributes of `CorpusSpec` except `path`, and the chat template, to a command."""
     options = (
         click.option(
-            "--field", metavar="NAME", help="Field of each record that holds the document, such as 'text' or 'a.b'."
+            "--field",
+            metavar="NAME",
+            help="Field of each record that holds the document, such as 'text' or 'a.b'.",
         ),
         click.option(
-            "--include", metavar="GLOB", multiple=True, help="In directories, read only these files. Repeatable."
+            "--include",
+            metavar="GLOB",
+            multiple=True,
+            help="In directories, read only these files. Repeatable.",
         ),
-        click.option("--exclude", metavar="GLOB", multiple=True, help="In directories, skip these files. Repeatable."),
+        click.option(
+            "--exclude",
+            metavar="GLOB",
+            multiple=True,
+            help="In directories, skip these files. Repeatable.",
+        ),
         click.option(
             "--gitignore/--no-gitignore",
             default=True,
             help="In directories, skip the files that .gitignore and .git/info/exclude name.",
         ),
         click.option(
-            "--max-documents", metavar="N", type=click.IntRange(1), help="Read at most N documents of each corpus."
+            "--max-documents",
+            metavar="N",
+            type=click.IntRange(1),
+            help="Read at most N documents of each corpus.",
         ),
         click.option(
             "--chat-template",

@@ -1,4 +1,6 @@
-"""What a corpus is made of: files, documents (a text or a conversation each), counts of what was read and skipped."""
+"""What a corpus is made of: files, documents (a text or a
+conversation each), counts of what was read and skipped.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-LARGEST_DOCUMENT_BYTES = 16 << 20
+MAX_DOCUMENT_BYTES = 16 << 20
 """Larger records and documents are not read. It does not depend on the memory, since it decides what is stored."""
 BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more would only take memory
 BATCH_DOCUMENTS = 1 << 13
@@ -23,7 +25,8 @@ class Document:
     Attributes:
         text: the text; empty for a conversation.
         messages: the turns, oldest first; empty for a text.
-        origin: path, with a line or row number where a file holds several documents; for messages, not compared.
+        origin: path, with a line or row number where a file holds several documents; for messages,
+            not compared.
     """
 
     text: str = ""
@@ -53,10 +56,13 @@ class CorpusFile:
 
     Attributes:
         path: where to open it.
-        relative: its path from the top of the corpus, with forward slashes; bytes that are not UTF-8 as U+FFFD.
+        relative: its path from the top of the corpus, with forward slashes; bytes that are not
+            UTF-8 as U+FFFD.
         size: bytes, compressed if it is.
-        version: what changes when the file is written again: its time, or the ETag of a remote file.
-        rows: of an Arrow file, the files with the numbers of the rows that belong to its data set; empty: all rows do.
+        version: what changes when the file is written again: its time, or the ETag of a remote
+            file.
+        rows: of an Arrow file, the files with the numbers of the rows that belong to its data set;
+            empty: all rows do.
     """
 
     path: str
@@ -68,19 +74,24 @@ class CorpusFile:
 
 @dataclass
 class CorpusCounts:
-    """Counts of a pass over a corpus, or over some of its files; of several, they can be added up. Can be pickled.
+    """Counts of a pass over a corpus, or over some of its files; of
+    several, they can be added up. Can be pickled.
 
     Attributes:
         documents: documents yielded, without the conversations that the chat template refused.
         conversations: conversations among them.
         files: files opened and read.
-        bytes_read: bytes of these files on disk (compressed, if they are), and of those that were passed over.
-        skipped: number of skipped files and records by reason, such as `"empty"` or `"left out by --include"`.
+        bytes_read: bytes of these files on disk (compressed, if they are), and of those that were
+            passed over.
+        skipped: number of skipped files and records by reason, such as `"empty"` or `"left out by
+            --include"`.
         sizes: their bytes, by reason, where they are known.
-        largest: of each reason, the size of the largest example and its name, which may say what is wrong with it.
+        largest: of each reason, the size of the largest example and its name, which may say what is
+            wrong with it.
         lost_bytes: bytes of skipped files that nothing asked to skip.
         lost_records: skipped records.
-        left_out: parts of conversations that are stored without them, by kind, such as `"tool calls"`.
+        left_out: parts of conversations that are stored without them, by kind, such as `"tool
+            calls"`.
         refusal: the first conversation that the chat template refused, and why.
 
     Written by the iterating thread; other threads may read it for a progress bar.
@@ -126,7 +137,10 @@ class CorpusCounts:
         self.leave_out(reason, example, size)
 
     def refuse(self, refusal: str) -> None:
-        """Count a conversation that was read, and that the chat template refuses, as lost; `refusal` says why."""
+        """Count a conversation that was read, and that the chat template refuses, as lost.
+
+        `refusal` says why.
+        """
         self.documents -= 1
         self.conversations -= 1
         self.skip("refused by the chat template")
@@ -172,7 +186,10 @@ class CorpusCounts:
         return cls(**{**fields, **counters, "largest": largest})
 
     def _show(self, reason: str, example: str, size: int) -> None:
-        """Keep the largest example; of several, the first by name, so that the order of files does not matter."""
+        """Keep the largest example.
+
+        Of several, the first by name, so that the order of files does not matter.
+        """
         before = self.largest.get(reason)
         if example and (before is None or (-size, example) < (-before[0], before[1])):
             self.largest[reason] = (size, example)
@@ -181,7 +198,8 @@ class CorpusCounts:
 def well_formed(text: str) -> str:
     r"""Return the text with surrogate pairs joined and lone surrogates replaced by U+FFFD.
 
-    JSON can hold lone surrogates (`"\ud83d"`), and so can paths that are not UTF-8. Tokenizers and files refuse them.
+    JSON can hold lone surrogates (`"\ud83d"`), and so can paths that are not UTF-8. Tokenizers and
+    files refuse them.
     """
     try:
         text.encode("utf-8")
@@ -193,7 +211,9 @@ def well_formed(text: str) -> str:
 def batches(
     documents: Iterable[Document], characters: int = BATCH_CHARACTERS, number: int = BATCH_DOCUMENTS
 ) -> Iterator[list[Document]]:
-    """Yield documents in lists, each as long as it takes to hold so many characters or documents."""
+    """Yield documents in lists, each as long as it takes to
+    hold so many characters or documents.
+    """
     batch: list[Document] = []
     held = 0
     for document in documents:

@@ -18,8 +18,8 @@ Digests = npt.NDArray[np.uint64]
 def content_digest(document: Document) -> bytes:
     """Return the SHA-256 of a document's content, 32 bytes; its origin does not count.
 
-    A text and a conversation never have the same digest, nor do conversations that differ in roles or in the bounds of
-    messages.
+    A text and a conversation never have the same digest, nor do conversations that differ in roles
+    or in the bounds of messages.
     """
     if not document.is_conversation:
         return hashlib.sha256(b"text\0" + document.text.encode("utf-8", "surrogatepass")).digest()
@@ -38,11 +38,13 @@ def digest_keys(digests: bytes) -> Digests:
 class SeenDocuments:
     """A set of digests.
 
-    It keeps 64 bits of each digest in sorted runs, each at least twice as long as the next. With n documents, the
-    probability that two different ones count as equal is below n^2 / 2^65: 3e-4 for 100 million.
+    It keeps 64 bits of each digest in sorted runs, each at least twice as long as the next. With n
+    documents, the probability that two different ones count as equal is below n^2 / 2^65: 3e-4 for
+    100 million.
 
     Args:
-        byte_budget: memory for runs; then they go to disk, where looking a digest up reads a few pages.
+        byte_budget: memory for runs; then they go to disk, where looking a digest up reads a few
+            pages.
         directory: where; the files have no names and vanish with the process.
 
     Not thread-safe. Adding raises OSError if the disk is full.

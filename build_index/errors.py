@@ -17,4 +17,6 @@ def output_errors(where: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, RestStoreError):
             raise
-        raise OutputError(f"{where}: the datastore cannot be written ({error.strerror or error})") from error
+        raise OutputError(
+            f"{where}: the datastore cannot be written ({error.strerror or error})"
+        ) from error

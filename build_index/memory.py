@@ -1,10 +1,11 @@
 """The memory of a build, and the size of shard that fits into it.
 
-Resident at the peak are: the process with its packages and tokenizer; documents being read and tokenized; digests of
-documents already read; shards being sorted, whose bytes are known (`suffix_array.peak_bytes`); and worker processes,
-each with its own packages, tokenizer and documents. The size of shards does not depend on workers, which take what is
-left. A document is held whole; larger ones than `LARGEST_DOCUMENT_BYTES` are refused, and so are parquet and Arrow
-files of which more than `decoder_bytes` have to be held at once.
+Resident at the peak are: the process with its packages and tokenizer; documents being read and
+tokenized; digests of documents already read; shards being sorted, whose bytes are known
+(`suffix_array.peak_bytes`); and worker processes, each with its own packages, tokenizer and
+documents. The size of shards does not depend on workers, which take what is left. A document is
+held whole; larger ones than `MAX_DOCUMENT_BYTES` are refused, and so are parquet and Arrow files of
+which more than `decoder_bytes` have to be held at once.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.header import MAX_POSITIONS
 from rest_store.errors import BuildError, MemoryBudgetError, describe
 
-SMALLEST_SHARD = 1 << 20  # positions, unless the user sets the size
+MIN_SHARD_POSITIONS = 1 << 20  # positions, unless the user sets the size
 WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
-LEAST_WORK_BYTES = 160 * MIB  # if not even the smallest shard fits beside these: for all but large compressed files
-_PROCESS_STEP = 64 * MIB  # the process is rounded up to such steps, so that a few pages do not change the shards
+MIN_WORK_BYTES = (
+    160 * MIB
+)  # if not even the smallest shard fits beside these: for all but large compressed files
+_PROCESS_STEP = (
+    64 * MIB
+)  # the process is rounded up to such steps, so that a few pages do not change the shards
 _BUDGET_STEP = 256 * MIB
 _DIGESTS_SHARE = 32
 _M_ARENA_MAX = -8  # malloc.h
@@ -38,7 +43,8 @@ class MemoryPlan:
     Attributes:
         budget: bound on the peak of resident memory.
         digests: digests of documents already read; further ones go to disk.
-        decoder_bytes: what the decoder of a file may keep in each process: its share of the work, and of what is left.
+        decoder_bytes: what the decoder of a file may keep in each process: its share of the work,
+            and of what is left.
         shard_positions: tokens and separators of a shard.
         shard: bytes that sorting a shard takes.
         sorts: shards sorted at once.
@@ -62,15 +68,18 @@ def plan_memory(
     sorts: int = 1,
     workers: int = 0,
 ) -> MemoryPlan:
-    """Choose the size of shards, the number of worker processes, and how many shards are sorted at once.
+    """Choose the size of shards, the number of worker processes,
+    and how many shards are sorted at once.
 
     Args:
         budget: bound on the peak of resident memory, in bytes.
         process_bytes: resident memory now, packages and tokenizer loaded; each worker has as much.
         vocabulary_size: `V`.
-        shard_positions: tokens and separators of a shard; None: the largest power of two that fits, or the most that
-            can be sorted, so that small changes of the budget do not change the shards.
-        sorts: most shards to sort at once; the size of shards does not depend on it or on the workers.
+        shard_positions: tokens and separators of a shard; None: the largest power of two that fits,
+            or the most that can be sorted, so that small changes of the budget do not change the
+            shards.
+        sorts: most shards to sort at once; the size of shards does not depend on it or on the
+            workers.
         workers: most worker processes; fewer than two are none.
 
     Raises:
@@ -82,9 +91,9 @@ def plan_memory(
     limit = max_positions(vocabulary_size)
     if shard_positions is not None and not 2 <= shard_positions <= limit:
         raise BuildError(describe("shard", "the number of tokens", shard_positions, f"2..{limit}"))
-    bits = range(MAX_POSITIONS.bit_length() - 1, SMALLEST_SHARD.bit_length() - 2, -1)
+    bits = range(MAX_POSITIONS.bit_length() - 1, MIN_SHARD_POSITIONS.bit_length() - 2, -1)
     sizes = [min(1 << bit, limit) for bit in bits] if shard_positions is None else [shard_positions]
-    for positions, work in [*((size, WORK_BYTES) for size in sizes), (sizes[-1], LEAST_WORK_BYTES)]:
+    for positions, work in [*((size, WORK_BYTES) for size in sizes), (sizes[-1], MIN_WORK_BYTES)]:
         shard = peak_bytes(positions, vocabulary_size)
         spare = budget - process - digests - work - shard
         if spare >= 0:
@@ -93,10 +102,14 @@ def plan_memory(
             spare -= processes * (process + work)
             more_sorts = min(sorts - 1, spare // shard)
             decoder_bytes = 2 * work // 5 + (spare - more_sorts * shard) // (processes + 1)
-            return MemoryPlan(budget, digests, decoder_bytes, positions, shard, 1 + more_sorts, processes)
-    needed = process + LEAST_WORK_BYTES + peak_bytes(sizes[-1], vocabulary_size)
+            return MemoryPlan(
+                budget, digests, decoder_bytes, positions, shard, 1 + more_sorts, processes
+            )
+    needed = process + MIN_WORK_BYTES + peak_bytes(sizes[-1], vocabulary_size)
     needed = -(-needed * _DIGESTS_SHARE // (_DIGESTS_SHARE - 1))
-    expected = f"at least {size_text(needed)} for shards of {sizes[-1]} tokens (--memory, --shard-tokens)"
+    expected = (
+        f"at least {size_text(needed)} for shards of {sizes[-1]} tokens (--memory, --shard-tokens)"
+    )
     raise MemoryBudgetError(describe("build", "the memory budget", size_text(budget), expected))
 
 
@@ -104,8 +117,12 @@ MemoryPlanner: TypeAlias = Callable[[int, int | None], MemoryPlan]
 """Divides a budget for shards of so many positions; None: as many as fit."""
 
 
-def sufficient_budget(planned: MemoryPlanner, budget: int, shard_positions: int | None, decoder_bytes: int) -> int:
-    """Return a budget with which the decoder of a file may keep so much; the smallest in steps of 256 MiB.
+def sufficient_budget(
+    planned: MemoryPlanner, budget: int, shard_positions: int | None, decoder_bytes: int
+) -> int:
+    """Return a budget with which the decoder of a file may keep so much.
+
+    The smallest in steps of 256 MiB.
 
     Args:
         planned: divides a budget.
@@ -120,19 +137,29 @@ def sufficient_budget(planned: MemoryPlanner, budget: int, shard_positions: int 
 
 
 def resident_bytes(field: str = "VmRSS") -> int:
-    """Return the resident memory of this process in bytes, `"VmRSS"` now or `"VmHWM"` at its peak; 0 if unknown."""
+    """Return the resident memory of this process in bytes, `"VmRSS"` now or `"VmHWM"` at its peak.
+
+    0 if unknown.
+    """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), 0)
+    return next(
+        (
+            int(line.split()[1]) * 1024
+            for line in status.splitlines()
+            if line.startswith(f"{field}:")
+        ),
+        0,
+    )
 
 
 def limit_arenas() -> None:
     """Limit the allocator of glibc to eight arenas, unless MALLOC_ARENA_MAX is set.
 
-    By default each thread has its own arena, up to eight a core, and keeps freed memory there: 250 MB more with 16
-    tokenizing threads.
+    By default each thread has its own arena, up to eight a core, and keeps freed memory there: 250
+    MB more with 16 tokenizing threads.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:

@@ -10,16 +10,19 @@ from typing import Any
 from build_index.corpus_spec import CorpusSpec, whole_number
 from rest_store.errors import BuildError, describe
 
-MOST_LOST = 0.5
+MAX_LOST_SHARE = 0.5
 """If a greater share of a corpus is lost, of its bytes or of its records, the build warns of it."""
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What to build; the attributes are the arguments of `build_index.build`, with `corpora` instead of its first ones.
+    """What to build.
 
-    The result does not depend on `workers` and `ray`. Small corpora are read by this process, and tokenized by as many
-    threads, if nothing has been tokenized in it before.
+    The attributes are the arguments of `build_index.build`, with `corpora` instead of its first
+    ones.
+
+    The result does not depend on `workers` and `ray`. Small corpora are read by this process, and
+    tokenized by as many threads, if nothing has been tokenized in it before.
 
     Raises:
         BuildError: no corpus, or something else than a whole number, or one that is out of range.
@@ -54,10 +57,13 @@ class BuildSummary:
         duplicates: exact duplicates dropped.
         skipped: number of skipped documents and files by reason.
         skipped_bytes: their bytes, by reason, where they are known.
-        largest_skipped: of each reason, the largest: a file, a record, or an error that says what is wrong there.
-        lost: share of each corpus that was left out though nothing asked for it, where it is above `MOST_LOST`.
+        largest_skipped: of each reason, the largest: a file, a record, or an error that says what
+            is wrong there.
+        lost: share of each corpus that was left out though nothing asked for it, where it is above
+            `MAX_LOST_SHARE`.
         left_out: number of parts of stored conversations that the datastore does not have, by kind.
-        refusal: the first conversation that the chat template refused, and why; empty: it refused none.
+        refusal: the first conversation that the chat template refused, and why; empty: it refused
+            none.
         split_documents: documents longer than a shard, stored in pieces.
         shards: number of shards.
         resumed_shards: shards that an earlier, interrupted run had tokenized.
@@ -67,10 +73,12 @@ class BuildSummary:
         encoder: name and version of the package that tokenized.
         slow_reason: why a slower package than `fastokens` tokenized; empty if that did.
         seconds: from start to end.
-        stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize` and `sort`. Their sum may
-            exceed `seconds`: sorting overlaps the other stages, and workers each other.
+        stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize` and
+            `sort`. Their sum may exceed `seconds`: sorting overlaps the other stages, and workers
+            each other.
         memory: the bound on resident memory.
-        peak_memory: peak of the resident memory of the process since it started, and of each worker process.
+        peak_memory: peak of the resident memory of the process since it started, and of each worker
+            process.
     """
 
     out: str

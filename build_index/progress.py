@@ -35,7 +35,8 @@ ProgressListener: TypeAlias = Callable[[StageProgress], None]
 
 
 class ProgressLine:
-    """A ProgressListener that writes a line for each stage, again and again over itself. Not thread-safe.
+    """A ProgressListener that writes a line for each stage, again
+    and again over itself. Not thread-safe.
 
     It begins with a line that says that the tokenizer is loaded, before there is progress.
 
@@ -67,7 +68,11 @@ def line_of(progress: StageProgress) -> str:
     done, total, seconds = progress.done, progress.total, progress.seconds
     amount = size_text(done) if progress.unit == "bytes" else f"{done:,} {progress.unit}"
     share = f" {min(100, 100 * done // total):3}%" if total else ""
-    left = f", {clock(seconds * (total - done) / done)} left" if done and total and done < total else ""
+    left = (
+        f", {clock(seconds * (total - done) / done)} left"
+        if done and total and done < total
+        else ""
+    )
     return f"{progress.stage:<10}{share} {amount}{left}"
 
 

@@ -1,7 +1,7 @@
 """Workers on a Ray cluster: the same tasks on any number of machines, which see the same files.
 
-Ray carries tasks and results, which are small; tokens and shards go through the directory of the new datastore. A node
-that dies costs the tasks that it was doing, which Ray gives to another one.
+Ray carries tasks and results, which are small; tokens and shards go through the directory of the
+new datastore. A node that dies costs the tasks that it was doing, which Ray gives to another one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from build_index.size import size_text
 from build_index.slices import Setup, Slice, SliceReport, tokenize
 from build_index.target_tokenizer import EncoderError
 from build_index.workers import Workers, prepare
-from rest_store.errors import ClusterError, MemoryBudgetError, RestStoreError, WorkerError, describe, first_line
+from rest_store.errors import MemoryBudgetError, RestStoreError, WorkerError, describe, first_line
 from rest_store.loading.remote_files import scheme_of
 
 _CONNECT_SECONDS = 10
@@ -37,10 +37,11 @@ def connected(address: str) -> Iterator[None]:
     """Connect to a Ray cluster, unless this process is connected to one already.
 
     Args:
-        address: `HOST:PORT` of its head node, or "auto": that of RAY_ADDRESS, or the one on this machine.
+        address: `HOST:PORT` of its head node, or "auto": that of RAY_ADDRESS, or the one on this
+            machine.
 
     Raises:
-        ClusterError: there is no such cluster, or it has other versions of Python or Ray.
+        WorkerError: there is no such cluster, or it has other versions of Python or Ray.
     """
     import ray
 
@@ -55,7 +56,7 @@ def connected(address: str) -> Iterator[None]:
     except Exception as error:  # its errors have no common base
         expected = "the address of one that runs, with this Python and Ray"
         found = f"'{address}', which cannot be used ({first_line(error)})"
-        raise ClusterError(describe(_WHERE, "the cluster", found, expected)) from error
+        raise WorkerError(describe(_WHERE, "the cluster", found, expected)) from error
     try:
         yield
     finally:
@@ -63,7 +64,10 @@ def connected(address: str) -> Iterator[None]:
 
 
 def _require_open(address: str) -> None:
-    """Raise OSError if nothing listens at `HOST:PORT`, for which Ray waits minutes; other addresses are its affair."""
+    """Raise OSError if nothing listens at `HOST:PORT`, for which Ray waits minutes.
+
+    Other addresses are its affair.
+    """
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
@@ -78,20 +82,26 @@ class RayWorkers(Workers):
         shard_bytes: memory that sorting a shard takes.
 
     Raises:
-        ClusterError: no node has a CPU.
+        WorkerError: no node has a CPU.
         MemoryBudgetError: no node has the memory to sort a shard.
     """
 
     def __init__(self, setup: Setup, most: int | None, shard_bytes: int) -> None:
         import ray
 
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        nodes = [
+            node["Resources"]
+            for node in ray.nodes()
+            if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
+        ]
         if not nodes:
-            raise ClusterError(describe(_WHERE, "the number of nodes with a CPU", 0, "at least 1"))
+            raise WorkerError(describe(_WHERE, "the number of nodes with a CPU", 0, "at least 1"))
         largest = max(int(node.get("memory", 0)) for node in nodes)
         if largest < shard_bytes:
             expected = f"at least {size_text(shard_bytes)} for a shard (--memory, --shard-tokens)"
-            raise MemoryBudgetError(describe(_WHERE, "the memory of the largest node", size_text(largest), expected))
+            raise MemoryBudgetError(
+                describe(_WHERE, "the memory of the largest node", size_text(largest), expected)
+            )
         cpus = sum(int(node["CPU"]) for node in nodes)
         super().__init__(setup, min(most or cpus, cpus))
         self.count = self.sorts
@@ -107,7 +117,9 @@ class RayWorkers(Workers):
 
     def sort(self, directory: Path, name: str, vocabulary_size: int) -> Future[float]:
         """See `Workers.sort`."""
-        return self._future(self._sort.remote(directory, name, vocabulary_size), os.fspath(directory / name))
+        return self._future(
+            self._sort.remote(directory, name, vocabulary_size), os.fspath(directory / name)
+        )
 
     def close(self) -> None:
         """See `Workers.close`."""
@@ -139,7 +151,7 @@ class RayWorkers(Workers):
         return future
 
 
-# --- In the processes of the cluster ----------------------------------------------------------------------------------
+# --- In the processes of the cluster --------------------------------------------------------------
 
 _setups: dict[Any, Setup] = {}  # of the build that this process works for, by its reference
 
@@ -154,12 +166,17 @@ def _tokenize(versions: dict[str, str], setup: list[Any], part: Slice) -> SliceR
         _setups[reference] = ray.get(reference)
         _require_files(_setups[reference])
         prepare(_setups[reference])
-    return replace(tokenize(_setups[reference], part), peak_memory=0)  # which --memory does not bound there
+    return replace(
+        tokenize(_setups[reference], part), peak_memory=0
+    )  # which --memory does not bound there
 
 
 def _versions() -> dict[str, str]:
     """Return the versions of what may change the tokens."""
-    versions = {"Python": ".".join(platform.python_version_tuple()[:2]), "rest-store": rest_store.__version__}
+    versions = {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "rest-store": rest_store.__version__,
+    }
     for package in _PACKAGES:
         try:
             versions[package] = version(package)
@@ -171,17 +188,25 @@ def _versions() -> dict[str, str]:
 def _require_same_versions(expected: dict[str, str]) -> None:
     for package, found in _versions().items():
         if found != expected[package]:
-            raise ClusterError(describe(_node(), package, found, f"{expected[package]}, as in the build"))
+            raise WorkerError(
+                describe(_node(), package, found, f"{expected[package]}, as in the build")
+            )
 
 
 def _require_files(setup: Setup) -> None:
-    """Raise ClusterError unless this node sees the corpora and the new datastore: vanished files would be skipped."""
+    """Raise WorkerError unless this node sees the corpora and the
+    new datastore: vanished files would be skipped.
+    """
     if not setup.directory.is_dir():
         expected = "a directory that all nodes see, such as one on NFS"
-        raise ClusterError(describe(_node(), f"the output {setup.directory}", "not visible", expected))
+        raise WorkerError(
+            describe(_node(), f"the output {setup.directory}", "not visible", expected)
+        )
     for path in (corpus.source.top for corpus in setup.corpora):
         if scheme_of(path) is None and not Path(path).exists():
-            raise ClusterError(describe(_node(), f"the corpus {path}", "absent", "a path that all nodes see"))
+            raise WorkerError(
+                describe(_node(), f"the corpus {path}", "absent", "a path that all nodes see")
+            )
 
 
 def _node() -> str:

@@ -17,7 +17,9 @@ from rest_store.datastore.shard import SuffixesFile, TokensFile, write_suffixes
 from rest_store.errors import DatastoreError, MemoryBudgetError, describe
 
 
-def sort_shard(directory: Path, name: str, vocabulary_size: int, is_wanted: Callable[[], bool] = lambda: True) -> float:
+def sort_shard(
+    directory: Path, name: str, vocabulary_size: int, is_wanted: Callable[[], bool] = lambda: True
+) -> float:
     """Sort the suffixes of a complete tokens file and write the suffix array, unless it is there.
 
     Args:
@@ -32,7 +34,7 @@ def sort_shard(directory: Path, name: str, vocabulary_size: int, is_wanted: Call
     Raises:
         OutputError: a file cannot be written.
         MemoryBudgetError: there is not enough memory.
-        ChecksumError: the tokens file was changed.
+        DatastoreFormatError: the tokens file was changed.
     """
     start = time.perf_counter()
     path, output = directory / f"{name}.tokens", directory / f"{name}.suffixes"
@@ -45,12 +47,16 @@ def sort_shard(directory: Path, name: str, vocabulary_size: int, is_wanted: Call
         del tokens
     try:
         with output_errors(path):
-            symbols = np.fromfile(path, np.uint8, offset=HEADER_SIZE)  # a mapping would change if the file did
+            symbols = np.fromfile(
+                path, np.uint8, offset=HEADER_SIZE
+            )  # a mapping would change if the file did
         keys, entries = sorted_suffixes(symbols, header.width, header.token_count)
     except MemoryError as error:
         size = size_text(peak_bytes(header.position_count, vocabulary_size))
         expected = f"{size} free; choose a smaller --memory"
-        raise MemoryBudgetError(describe(name, "memory for sorting", "exhausted", expected)) from error
+        raise MemoryBudgetError(
+            describe(name, "memory for sorting", "exhausted", expected)
+        ) from error
     if is_wanted():
         with whole_file(output) as unfinished:
             write_suffixes(unfinished, header, keys, entries)
@@ -58,7 +64,10 @@ def sort_shard(directory: Path, name: str, vocabulary_size: int, is_wanted: Call
 
 
 def _is_sorted(tokens: TokensFile, output: Path) -> bool:
-    """Whether the suffix array of a tokens file is there; one of other tokens is from a build of other corpora."""
+    """Whether the suffix array of a tokens file is there.
+
+    One of other tokens is from a build of other corpora.
+    """
     if not output.exists():
         return False
     try:

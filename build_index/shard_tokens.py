@@ -1,4 +1,6 @@
-"""The tokens files of a datastore, written one after another: documents are stored in the order they are read."""
+"""The tokens files of a datastore, written one after another:
+documents are stored in the order they are read.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from rest_store.errors import ResumeError, describe
 class ShardTokens:
     """Writes tokens files of a given size; those that are there already are passed over.
 
-    A document that does not fit into the rest of a shard begins the next one. A document longer than a shard is split:
-    each piece fills a shard, except the last, which other documents follow.
+    A document that does not fit into the rest of a shard begins the next one. A document longer
+    than a shard is split: each piece fills a shard, except the last, which other documents follow.
 
     Args:
         directory: where to write.
@@ -33,10 +35,13 @@ class ShardTokens:
         without_tokens: of each corpus, documents that have no tokens.
         split_documents: of each corpus, documents longer than a shard.
 
-    Not thread-safe. Raises OutputError if files cannot be written, and ResumeError if one that is there is another.
+    Not thread-safe. Raises OutputError if files cannot be written, and ResumeError if one that is
+    there is another.
     """
 
-    def __init__(self, directory: Path, vocabulary_size: int, shard_positions: int, corpus_count: int) -> None:
+    def __init__(
+        self, directory: Path, vocabulary_size: int, shard_positions: int, corpus_count: int
+    ) -> None:
         self.vocabulary_size = vocabulary_size
         self.position_count = 0
         self.stored_documents = 0
@@ -54,7 +59,10 @@ class ShardTokens:
         return self._directory / f"{shard_name(self._number)}.tokens"
 
     def append(self, corpus: int, ids: Tokens) -> Iterator[str]:
-        """Append a document with the token ids `ids`; yield the name of each shard that becomes complete."""
+        """Append a document with the token ids `ids`.
+
+        Yield the name of each shard that becomes complete.
+        """
         if not len(ids):
             self.without_tokens[corpus] += 1
             return

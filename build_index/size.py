@@ -12,7 +12,9 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as `8G`, `512M`, `1.5GiB` or `1000`; K, M, G and T are powers of 1,024.
+    """Return the bytes of a size such as `8G`, `512M`, `1.5GiB` or `1000`.
+
+    K, M, G and T are powers of 1,024.
 
     Raises:
         MemoryBudgetError: the text is not a size, or the size is zero.
@@ -20,7 +22,9 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     size = 0 if match is None else float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")
     if not 1 <= size < math.inf:
-        raise MemoryBudgetError(describe("--memory", "size", f"'{text}'", "a size such as 8G or 512M"))
+        raise MemoryBudgetError(
+            describe("--memory", "size", f"'{text}'", "a size such as 8G or 512M")
+        )
     return int(size)
 
 

@@ -5,10 +5,11 @@
     for batch in read_slice(setup.directory / part.name):
         ...
 
-A slice is some files, or documents of a file that is too large for one slice. Its file depends on nothing but the
-slice, and appears when it is complete. It holds batches of three arrays as `numpy.save` writes them: the digests of its
-documents, their lengths in tokens, and the token ids of all of them; after an empty array, counts as JSON: all of the
-files, or else those of rendering documents that were counted as they were read.
+A slice is some files, or documents of a file that is too large for one slice. Its file depends on
+nothing but the slice, and appears when it is complete. It holds batches of three arrays as
+`numpy.save` writes them: the digests of its documents, their lengths in tokens, and the token ids
+of all of them; after an empty array, counts as JSON: all of the files, or else those of rendering
+documents that were counted as they were read.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class Setup:
 
 @dataclass(frozen=True)
 class SliceReport:
-    """How the work on a slice went: the time spent, the id of the process and the peak of its resident memory."""
+    """How the work on a slice went: the time spent, the id of the
+    process and the peak of its resident memory.
+    """
 
     read_seconds: float
     tokenize_seconds: float
@@ -92,7 +95,9 @@ class SliceReport:
 
 
 def slice_bytes(corpora: Sequence[Corpus]) -> int:
-    """Return the bytes of the largest file that is not cut: a power of two, so that few changes of a file change it."""
+    """Return the bytes of the largest file that is not cut: a power
+    of two, so that few changes of a file change it.
+    """
     size = sum(corpus.size for corpus in corpora) // _LARGE_SHARE
     return max(SLICE_BYTES, 1 << size.bit_length() >> 1)
 
@@ -103,8 +108,8 @@ def cut(corpora: Sequence[Corpus]) -> Iterator[Slice]:
     Raises:
         RestStoreError: as reading a corpus does.
 
-    Adds to the counts of a corpus what listing and reading here finds; those of the slices with files are in their
-    files.
+    Adds to the counts of a corpus what listing and reading here finds; those of the slices with
+    files are in their files.
     """
     largest = slice_bytes(corpora)
     for index, corpus in enumerate(corpora):
@@ -152,13 +157,19 @@ def tokenize(setup: Setup, part: Slice) -> SliceReport:
             before = time.perf_counter()
             encoded = setup.tokenizer.encode_counted(batch, counts)
             tokenize_seconds += time.perf_counter() - before
-            kept = [(document, ids) for document, ids in zip(batch, encoded, strict=True) if ids is not None]
+            kept = [
+                (document, ids)
+                for document, ids in zip(batch, encoded, strict=True)
+                if ids is not None
+            ]
             if not kept:
                 continue
             digests = b"".join(content_digest(document) for document, _ in kept)
             tokens = [ids for _, ids in kept]
             lengths = np.array([len(ids) for ids in tokens])
-            arrays = io.BytesIO()  # into a file, numpy says of a full disk only that less is written
+            arrays = (
+                io.BytesIO()
+            )  # into a file, numpy says of a full disk only that less is written
             for array in (np.frombuffer(digests, np.uint8), lengths, np.concatenate(tokens)):
                 np.save(arrays, array)
             file.write(arrays.getbuffer())

@@ -1,9 +1,10 @@
 """SentencePiece's mark of a space before the first word, for an encoder that has no `Metaspace`.
 
-`transformers` 5 loads the tokenizers of Llama 2's family with the pre-tokenizer `Metaspace`, which `fastokens` does not
-know. Without splitting, it does two things: it replaces each space by the mark, which a normalizer does as well, and
-it puts a mark before sections of the text, which are what stands between added tokens (`tokenizers`,
-pre_tokenizers/metaspace.rs). The second is done here, before the text is encoded.
+`transformers` 5 loads the tokenizers of Llama 2's family with the pre-tokenizer `Metaspace`, which
+`fastokens` does not know. Without splitting, it does two things: it replaces each space by the
+mark, which a normalizer does as well, and it puts a mark before sections of the text, which are
+what stands between added tokens (`tokenizers`, pre_tokenizers/metaspace.rs). The second is done
+here, before the text is encoded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # of added tokens that make other sections
+_FLAGS = (
+    "single_word",
+    "lstrip",
+    "rstrip",
+    "normalized",
+)  # of added tokens that make other sections
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,8 @@ class SpaceMarks:
 
     Attributes:
         mark: one character.
-        scheme: `"always"`: before each section; `"first"`: before one with which a text begins; `"never"`.
+        scheme: `"always"`: before each section; `"first"`: before one with which a text begins;
+            `"never"`.
         added: finds the added tokens, in a group.
     """
 
@@ -31,7 +38,9 @@ class SpaceMarks:
     added: re.Pattern[str]
 
     def before_sections(self, text: str) -> str:
-        """Return a text with marks before its sections, but for those that begin with one, or with a space."""
+        """Return a text with marks before its sections, but for
+        those that begin with one, or with a space.
+        """
         if self.scheme == "never" or not text:
             return text
         if self.scheme == "first":
@@ -43,22 +52,32 @@ class SpaceMarks:
             yield part if number % 2 else self._marked(part)
 
     def _marked(self, section: str) -> str:
-        return f"{self.mark}{section}" if section and section[0] not in (" ", self.mark) else section
+        return (
+            f"{self.mark}{section}" if section and section[0] not in (" ", self.mark) else section
+        )
 
 
 def without_metaspace(tokenizer: dict[str, Any]) -> tuple[dict[str, Any], SpaceMarks] | None:
-    """Return an equal tokenizer without `Metaspace`, for texts with marks before their sections; None: there is none.
+    """Return an equal tokenizer without `Metaspace`, for texts with marks before their sections.
+
+    None: there is none.
 
     Args:
         tokenizer: the object of a `tokenizer.json`.
     """
     pre_tokenizer, added = tokenizer.get("pre_tokenizer") or {}, tokenizer.get("added_tokens", [])
-    if pre_tokenizer.get("type") != "Metaspace" or pre_tokenizer.get("split", True) or tokenizer.get("normalizer"):
+    if (
+        pre_tokenizer.get("type") != "Metaspace"
+        or pre_tokenizer.get("split", True)
+        or tokenizer.get("normalizer")
+    ):
         return None
     if any(token[flag] for token in added for flag in _FLAGS):
         return None
     mark = pre_tokenizer["replacement"]
-    texts = sorted((token["content"] for token in added), key=len, reverse=True)  # the longest is the token
+    texts = sorted(
+        (token["content"] for token in added), key=len, reverse=True
+    )  # the longest is the token
     pattern = re.compile(f"({'|'.join(map(re.escape, texts))})" if texts else "((?!))")
     marks = SpaceMarks(mark, pre_tokenizer.get("prepend_scheme", "always"), pattern)
     normalizer = {"type": "Replace", "pattern": {"String": " "}, "content": mark}

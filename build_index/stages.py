@@ -1,4 +1,6 @@
-"""Both stages of a build at once: corpora are tokenized slice by slice, and complete shards are sorted meanwhile."""
+"""Both stages of a build at once: corpora are tokenized slice by
+slice, and complete shards are sorted meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,7 @@ class Stages:
             for number, corpus in enumerate(self._corpora)
         ]
 
-    # --- Tokens -------------------------------------------------------------------------------------------------------
+    # --- Tokens -----------------------------------------------------------------------------------
 
     def _shards(self) -> Iterator[str]:
         """Yield the name of each shard whose tokens file is complete."""
@@ -125,7 +127,10 @@ class Stages:
         yield from self._shard_tokens.finish()
 
     def _slices(self) -> Iterator[tuple[Slice, Path]]:
-        """Yield all slices in order, with the files of their tokens; tokenize those that are not there."""
+        """Yield all slices in order, with the files of their tokens.
+
+        Tokenize those that are not there.
+        """
         most = 1 if self._workers.count == 1 else _SLICES_A_WORKER * self._workers.count
         begun: deque[tuple[Slice, Path, Future[SliceReport] | None]] = deque()
         for part in cut(self._corpora):
@@ -136,7 +141,9 @@ class Stages:
         while begun:
             yield self._finished(*begun.popleft())
 
-    def _finished(self, part: Slice, path: Path, future: Future[SliceReport] | None) -> tuple[Slice, Path]:
+    def _finished(
+        self, part: Slice, path: Path, future: Future[SliceReport] | None
+    ) -> tuple[Slice, Path]:
         """Wait for the file of a slice."""
         if future is not None:
             while not wait([future], _SECONDS_BETWEEN_REPORTS).done:
@@ -152,7 +159,10 @@ class Stages:
         return part, path
 
     def _store(self, corpus: int, batch: TokenBatch) -> Iterator[str]:
-        """Store the documents that are no duplicates; yield the name of each shard that becomes complete."""
+        """Store the documents that are no duplicates.
+
+        Yield the name of each shard that becomes complete.
+        """
         self._digests[corpus].update(batch.digests)
         with output_errors(self._seen.directory):
             is_new = self._seen.add(digest_keys(batch.digests))
@@ -160,13 +170,15 @@ class Stages:
         for index in np.flatnonzero(is_new):
             yield from self._shard_tokens.append(corpus, batch.tokens[index])
 
-    # --- Suffixes -----------------------------------------------------------------------------------------------------
+    # --- Suffixes ---------------------------------------------------------------------------------
 
     def _sort(self, name: str, positions: int) -> None:
         """Begin to sort a shard, as soon as there is room."""
         while len(self._sorting) >= self._workers.sorts:
             self._collect(_SECONDS_BETWEEN_REPORTS)
-        future = self._workers.sort(self._staging.datastore, name, self._shard_tokens.vocabulary_size)
+        future = self._workers.sort(
+            self._staging.datastore, name, self._shard_tokens.vocabulary_size
+        )
         self._sorting[future] = positions
 
     def _collect(self, timeout: float) -> None:
@@ -176,12 +188,16 @@ class Stages:
             self.seconds["sort"] += future.result()
         self._report()
 
-    # --- Progress -----------------------------------------------------------------------------------------------------
+    # --- Progress ---------------------------------------------------------------------------------
 
     def _report(self, *, at_once: bool = False) -> None:
-        """Report the progress of the stage that the build waits for, unless the last report is recent."""
+        """Report the progress of the stage that the build waits
+        for, unless the last report is recent.
+        """
         now = time.perf_counter()
-        if self._listener is None or (now - self._reported < _SECONDS_BETWEEN_REPORTS and not at_once):
+        if self._listener is None or (
+            now - self._reported < _SECONDS_BETWEEN_REPORTS and not at_once
+        ):
             return
         self._reported = now
         seconds = now - self._started

@@ -1,4 +1,6 @@
-"""The staging directory of a build, beside the final directory; the complete datastore is renamed out of it.
+"""The staging directory of a build, beside the final directory.
+
+The complete datastore is renamed out of it.
 
     ds/                     the old datastore, if there is one; untouched until the very end
     .ds.building/
@@ -7,8 +9,9 @@
         slices/             tokens of parts of the corpora (build_index/slices.py)
         datastore/          the files of the new datastore
 
-Every file in slices/ and datastore/ is complete: it is written under another name and renamed. A build that was killed
-is resumed by making what is not there. If some of its corpora have changed, the slices of the others are kept.
+Every file in slices/ and datastore/ is complete: it is written under another name and renamed. A
+build that was killed is resumed by making what is not there. If some of its corpora have changed,
+the slices of the others are kept.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ from rest_store.loading.path import local_path
 PLAN_NAME = "plan.json"
 _LOCK_NAME = "lock"
 _OUR_FILES = re.compile(
-    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)|\.nfs.*"
+    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME)))
+    + r"|shard-\d+\.(tokens|suffixes)|\.nfs.*"
 )
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -61,11 +65,12 @@ class Staging:
         slices: the directory of what is tokenized.
 
     Raises:
-        OutputError: `out` must not be replaced (a file, a directory with other content, a mount point), the directory
-            cannot be made or locked, or another process is building there.
+        OutputError: `out` must not be replaced (a file, a directory with other content, a mount
+            point), the directory cannot be made or locked, or another process is building there.
 
-    A context manager: entering it removes files that a kill left incomplete, and leaving it releases the lock. Not
-    thread-safe. All methods raise OutputError if the directory cannot be read or written.
+    A context manager: entering it removes files that a kill left incomplete, and leaving it
+    releases the lock. Not thread-safe. All methods raise OutputError if the directory cannot be
+    read or written.
     """
 
     def __init__(self, out: Path) -> None:
@@ -88,7 +93,10 @@ class Staging:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Release the lock, and remove the directory if there is nothing to resume."""
         if not self._plan.exists():
@@ -98,16 +106,22 @@ class Staging:
                 self.path.rmdir()
         self._release()
 
-    def start(self, plan: dict[str, Any] | None = None, kept: Mapping[int, int] | None = None) -> None:
-        """Remove the files of an earlier build, make the directories of a new one, and write its plan.
+    def start(
+        self, plan: dict[str, Any] | None = None, kept: Mapping[int, int] | None = None
+    ) -> None:
+        """Remove the files of an earlier build, make the
+        directories of a new one, and write its plan.
 
         Args:
             plan: of the new build.
-            kept: numbers of corpora whose slices are those of an earlier build, with the numbers that they had there;
-                if there are any, suffix arrays are kept, too: whoever sorts compares them with the tokens.
+            kept: numbers of corpora whose slices are those of an earlier build, with the numbers
+                that they had there; if there are any, suffix arrays are kept, too: whoever sorts
+                compares them with the tokens.
         """
         with output_errors(self.path):
-            self._plan.unlink(missing_ok=True)  # first: what is left by a kill meanwhile cannot be resumed
+            self._plan.unlink(
+                missing_ok=True
+            )  # first: what is left by a kill meanwhile cannot be resumed
             before = self.path / "before"
             if kept:
                 shutil.rmtree(before, ignore_errors=True)
@@ -141,14 +155,18 @@ class Staging:
             path.write_text(text, encoding="utf-8", newline="")
 
     def remove_other_shards(self, names: Collection[str]) -> None:
-        """Remove the suffix arrays that an earlier build has left, and that are of no shard of this one."""
+        """Remove the suffix arrays that an earlier build has left,
+        and that are of no shard of this one.
+        """
         with output_errors(self.datastore):
             for path in self.datastore.glob("*.suffixes"):
                 if path.stem not in names:
                     path.unlink()
 
     def put_in_place(self) -> None:
-        """Put the new datastore, whose manifest is written, at `out` in one step; leaving this removes the old one.
+        """Put the new datastore, whose manifest is written, at `out` in one step.
+
+        Leaving this removes the old one.
 
         Raises:
             OutputError: that is not possible, or `out` must not be replaced any more.
@@ -173,13 +191,18 @@ class Staging:
             sync(self.out.parent)
 
     def _replace_files(self) -> None:
-        """Turn the old datastore into the new one: its manifest, which names the shards, is replaced by one rename.
+        """Turn the old datastore into the new one: its manifest, which
+        names the shards, is replaced by one rename.
 
-        The new shards get names that are free in the directory, so until then nothing of the old datastore changes, and
-        only the file of its tokenizer may be that of the new one already.
+        The new shards get names that are free in the directory, so until then nothing of the old
+        datastore changes, and only the file of its tokenizer may be that of the new one already.
         """
         manifest = Manifest.read(self.datastore)
-        free = (name for name in map(shard_name, itertools.count()) if not any(self.out.glob(f"{name}.*")))
+        free = (
+            name
+            for name in map(shard_name, itertools.count())
+            if not any(self.out.glob(f"{name}.*"))
+        )
         shards = tuple(replace(shard, name=next(free)) for shard in manifest.shards)
         self.write(MANIFEST_NAME, replace(manifest, shards=shards).to_json())
         kept = {MANIFEST_NAME, TOKENIZER_FILE_NAME}
@@ -200,7 +223,9 @@ class Staging:
     def discard_if_empty(self) -> None:
         """Leave nothing to resume if nothing was made."""
         with output_errors(self.path):
-            made = (path for directory in (self.slices, self.datastore) for path in directory.glob("*"))
+            made = (
+                path for directory in (self.slices, self.datastore) for path in directory.glob("*")
+            )
             if next(made, None) is None:
                 self.discard()
 
@@ -222,7 +247,9 @@ class Staging:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give another path to write a file at; it is synced and renamed when the block is left without an error.
+    """Give another path to write a file at.
+
+    It is synced and renamed when the block is left without an error.
 
     Raises:
         OutputError: it cannot be written.
@@ -246,11 +273,17 @@ def part_of(path: Path) -> Path:
 def kept_shards(out: Path) -> int:
     """Return the number of tokenized shards of an unfinished build of this datastore."""
     staging = building_directory(_resolved(out))
-    return sum(1 for _ in (staging / "datastore").glob("shard-*.tokens")) if (staging / PLAN_NAME).is_file() else 0
+    return (
+        sum(1 for _ in (staging / "datastore").glob("shard-*.tokens"))
+        if (staging / PLAN_NAME).is_file()
+        else 0
+    )
 
 
 def resume_hint(out: Path) -> str:
-    """Return what to say after a failure: how to go on with the unfinished build, if there is one."""
+    """Return what to say after a failure: how to go on with
+    the unfinished build, if there is one.
+    """
     if not (building_directory(_resolved(out)) / PLAN_NAME).is_file():
         return ""
     kept = f"{counted(count, 'finished shard')} kept: " if (count := kept_shards(out)) else ""
@@ -263,7 +296,9 @@ def shard_name(number: int) -> str:
 
 
 def final_place(out: Path) -> Path:
-    """Return the path of a new datastore with links resolved, or raise OutputError if it cannot be put there."""
+    """Return the path of a new datastore with links resolved, or
+    raise OutputError if it cannot be put there.
+    """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(out)):  # Path has joined the slashes
         raise OutputError(describe(out, "location", "an address", "a directory of this machine"))
     directory = _resolved(out)
@@ -273,7 +308,10 @@ def final_place(out: Path) -> Path:
 
 
 def require_replaceable(directory: Path) -> None:
-    """Raise OutputError unless nothing, an empty directory or a datastore is there; let other OSErrors through."""
+    """Raise OutputError unless nothing, an empty directory or a datastore is there.
+
+    Let other OSErrors through.
+    """
 
     def refuse(problem: str, expected: str = "a new one, an empty one or a datastore") -> None:
         raise OutputError(describe(directory, "directory", problem, expected))
@@ -291,7 +329,10 @@ def require_replaceable(directory: Path) -> None:
         refuse(f"one with other content ('{names[0]}')")
     foreign = [name for name in names if not _OUR_FILES.fullmatch(name)]
     if foreign:
-        refuse(f"a datastore with other files in it ('{foreign[0]}')", "one without, since it will be replaced")
+        refuse(
+            f"a datastore with other files in it ('{foreign[0]}')",
+            "one without, since it will be replaced",
+        )
 
 
 def is_datastore(directory: Path) -> bool:
@@ -308,7 +349,9 @@ def is_datastore(directory: Path) -> bool:
 def is_staging(directory: Path) -> bool:
     """Whether a directory is that of an unfinished build, which has its lock from the beginning."""
     name = directory.name
-    return name.startswith(".") and name.endswith(".building") and (directory / _LOCK_NAME).is_file()
+    return (
+        name.startswith(".") and name.endswith(".building") and (directory / _LOCK_NAME).is_file()
+    )
 
 
 def building_directory(directory: Path) -> Path:
@@ -320,15 +363,23 @@ def _resolved(out: Path) -> Path:
     try:
         return Path(os.path.realpath(local_path(out)))
     except ValueError as error:  # a NUL in the path
-        raise OutputError(describe(out, "path", f"invalid ({error})", "one of a directory")) from None
+        raise OutputError(
+            describe(out, "path", f"invalid ({error})", "one of a directory")
+        ) from None
 
 
 def _exchanged(first: Path, second: Path) -> bool:
-    """Exchange two directories in one step (renameat2(2)); return False where that is not supported."""
+    """Exchange two directories in one step (renameat2(2)).
+
+    Return False where that is not supported.
+    """
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
-    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+    if (
+        renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
+        == 0
+    ):
         return True
     number = ctypes.get_errno()
     if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):

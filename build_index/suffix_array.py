@@ -1,11 +1,12 @@
-"""The suffixes of a shard, sorted by libdivsufsort and packed by the compiled kernel (FORMAT.md, section 3).
+"""The suffixes of a shard, sorted by libdivsufsort and packed by
+the compiled kernel (FORMAT.md, section 3).
 
-The sorter takes the bytes of the tokens file: symbols are big-endian and equally wide, so the order of the bytes is
-that of the symbols, and positions inside a symbol are dropped. Codes that are shorter for frequent symbols would sort
-in 0.8 of the time, and take back most of it.
+The sorter takes the bytes of the tokens file: symbols are big-endian and equally wide, so the order
+of the bytes is that of the symbols, and positions inside a symbol are dropped. Codes that are
+shorter for frequent symbols would sort in 0.8 of the time, and take back most of it.
 
-Limits: the sorter counts bytes in 32 bits, so a shard has at most 2^30 - 1 positions of two bytes, or 715,827,882 of
-three. The 64-bit sorter is not used.
+Limits: the sorter counts bytes in 32 bits, so a shard has at most 2^30 - 1 positions of two bytes,
+or 715,827,882 of three. The 64-bit sorter is not used.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.header import KEY_STRIDE, MAX_POSITIONS, TAIL_SIZE, entry_bits, token_width
+from rest_store.datastore.header import (
+    KEY_STRIDE,
+    MAX_POSITIONS,
+    TAIL_SIZE,
+    entry_bits,
+    token_width,
+)
 from rest_store.datastore.kernel import native_kernel
 
-_MOST_BYTES = 2**31 - 1  # a signed int counts them
+_MAX_BYTES = 2**31 - 1  # a signed int counts them
 _MIB = 1 << 20
 
 
@@ -29,7 +36,8 @@ def sorted_suffixes(
     """Sort the suffixes of a shard.
 
     Args:
-        symbols: the payload of a tokens file and its tail, uint8; must not change meanwhile, as a mapping might.
+        symbols: the payload of a tokens file and its tail, uint8; must not change meanwhile, as a
+            mapping might.
         width: bytes of a symbol, 2 or 3.
         token_count: symbols that are not separators.
 
@@ -67,9 +75,13 @@ def peak_bytes(positions: int, vocabulary_size: int) -> int:
     """
     text = token_width(vocabulary_size) * positions
     order = 4 * text
-    return text + order + positions // 8 * entry_bits(positions) + 8 * positions // KEY_STRIDE + _MIB
+    return (
+        text + order + positions // 8 * entry_bits(positions) + 8 * positions // KEY_STRIDE + _MIB
+    )
 
 
 def max_positions(vocabulary_size: int) -> int:
-    """Return the most positions that can be sorted: 2^30 - 1 if `V <= 65,535`, otherwise 715,827,882."""
-    return min(MAX_POSITIONS, _MOST_BYTES // token_width(vocabulary_size))
+    """Return the most positions that can be sorted: 2^30 - 1 if `V
+    <= 65,535`, otherwise 715,827,882.
+    """
+    return min(MAX_POSITIONS, _MAX_BYTES // token_width(vocabulary_size))

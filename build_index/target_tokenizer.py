@@ -1,11 +1,12 @@
 """The tokenizer of the target model: documents in, token ids out.
 
-Two rules hold for what is stored. The text of a special token inside a document is text, not a control token. Control
-tokens that a chat template writes around the messages of a conversation are control tokens.
+Two rules hold for what is stored. The text of a special token inside a document is text, not a
+control token. Control tokens that a chat template writes around the messages of a conversation are
+control tokens.
 
-Both rules rest on a copy of the tokenizer whose control tokens have the same ids and other texts, which no document
-contains: they begin with a Unicode noncharacter. In that copy the original texts are ordinary text, and a rendered
-conversation uses the new texts for its control tokens.
+Both rules rest on a copy of the tokenizer whose control tokens have the same ids and other texts,
+which no document contains: they begin with a Unicode noncharacter. In that copy the original texts
+are ordinary text, and a rendered conversation uses the new texts for its control tokens.
 """
 
 from __future__ import annotations
@@ -39,10 +40,14 @@ if TYPE_CHECKING:
 Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """Token ids of one document: 1-D, 2 bytes each if the vocabulary has at most 65,535 tokens, otherwise 4."""
 
-CONTROL_MARK = "\U0010ffff"  # noncharacters (Unicode 23.7), which text for interchange does not contain
+CONTROL_MARK = (  # noncharacters (Unicode 23.7), which text for interchange does not contain
+    "\U0010ffff"
+)
 TEXT_MARK = "\U0010fffe"
 PIECE_CHARACTERS = 1 << 17  # longer texts are encoded in pieces, split at line ends
-BATCH_CHARACTERS = 1 << 19  # encoded at once: up to 400 bytes a character, by tokenizers and in the allocator
+BATCH_CHARACTERS = (
+    1 << 19
+)  # encoded at once: up to 400 bytes a character, by tokenizers and in the allocator
 CHECKED_CHARACTERS = 1 << 18
 """The first texts of a build, all checked."""
 _SAMPLE = 256  # of the others, one in so many texts
@@ -68,20 +73,26 @@ class TargetTokenizer:
         TokenizerLoadError: `tokenizer_json` is not a tokenizer.
 
     Thread-safe, except `accelerate` and `decelerate`. Encoding releases the GIL and uses all cores
-    (`TOKENIZERS_PARALLELISM` and `RAYON_NUM_THREADS` limit it). The tokens of a text do not depend on its batch. Can be
-    pickled; then it encodes by `tokenizers`.
+    (`TOKENIZERS_PARALLELISM` and `RAYON_NUM_THREADS` limit it). The tokens of a text do not depend
+    on its batch. Can be pickled; then it encodes by `tokenizers`.
     """
 
-    def __init__(self, tokenizer_json: str, name: str, chat_template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self, tokenizer_json: str, name: str, chat_template: ChatTemplate | None = None
+    ) -> None:
         fields = json.loads(tokenizer_json)
         fields["truncation"] = fields["padding"] = None
         if fields["model"].get("dropout") is not None:
             fields["model"]["dropout"] = None
-        self._json = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n"
+        self._json = (
+            json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n"
+        )
         self.identity = TokenizerIdentity.from_tokenizer_json(self._json, name)
         self._template = chat_template
         self._controls = sorted(text for text in self.identity.special_tokens if text)
-        longest_first = sorted(self._controls, key=len, reverse=True)  # as `tokenizers` matches them
+        longest_first = sorted(
+            self._controls, key=len, reverse=True
+        )  # as `tokenizers` matches them
         self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._numbers = {text: number for number, text in enumerate(self._controls)}
         _mark_controls(fields, self._numbers)
@@ -95,8 +106,14 @@ class TargetTokenizer:
         self._unchecked_after = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: what takes long to derive, without what encodes and shows tokens."""
-        state = {name: value for name, value in vars(self).items() if name not in ("_original", "_marked", "_writer")}
+        """Return what is pickled: what takes long to derive,
+        without what encodes and shows tokens.
+        """
+        state = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("_original", "_marked", "_writer")
+        }
         return {**state, "_fast": None}
 
     @cached_property
@@ -106,7 +123,10 @@ class TargetTokenizer:
 
     @cached_property
     def _marked(self) -> Tokenizer:
-        """The copy with marked control tokens, which encodes; made again where this one was pickled."""
+        """The copy with marked control tokens, which encodes.
+
+        Made again where this one was pickled.
+        """
         return _open(self._marked_json, self.identity.name)
 
     def _ids(self, text: str) -> list[int]:
@@ -114,9 +134,11 @@ class TargetTokenizer:
         return list(self._marked.encode(text, add_special_tokens=False).ids)
 
     def accelerate(self) -> None:
-        """Encode by `fastokens` from now on, many times as fast, unless it is absent or refuses the tokenizer.
+        """Encode by `fastokens` from now on, many times as fast,
+        unless it is absent or refuses the tokenizer.
 
-        `tokenizers` encodes the first texts, too, and samples of the others. Encoding may then raise EncoderError.
+        `tokenizers` encodes the first texts, too, and samples of the others. Encoding may then
+        raise EncoderError.
         """
         self._unchecked_after = CHECKED_CHARACTERS
         fields = json.loads(self._marked_json)
@@ -127,7 +149,9 @@ class TargetTokenizer:
             self._fast = fastokens.Tokenizer.from_json_str(json.dumps(equal))
         except ImportError:
             self._slow_reason = "fastokens is not installed"
-        except Exception as error:  # it says what it does not know by a ValueError, or what its parser raises
+        except (
+            Exception
+        ) as error:  # it says what it does not know by a ValueError, or what its parser raises
             self._slow_reason = f"fastokens refuses the tokenizer ({first_line(error)})"
 
     def decelerate(self) -> None:
@@ -174,10 +198,11 @@ class TargetTokenizer:
     def encode_documents(self, documents: Sequence[Document]) -> list[Tokens]:
         """Tokenize texts and conversations, in any mixture.
 
-        No control token is added to a text. A conversation has those that the chat template writes, and each answer as
-        the model wrote it (build_index/conversation_text.py). The text of a control token in a text or a message yields
-        none; the two noncharacters that stand for them become U+FFFD. A text of more than 2^17 characters is encoded in
-        pieces split at line ends, to bound the memory: at these positions tokens may differ from those of the whole.
+        No control token is added to a text. A conversation has those that the chat template writes,
+        and each answer as the model wrote it (build_index/conversation_text.py). The text of a
+        control token in a text or a message yields none; the two noncharacters that stand for them
+        become U+FFFD. A text of more than 2^17 characters is encoded in pieces split at line ends,
+        to bound the memory: at these positions tokens may differ from those of the whole.
 
         Raises:
             CorpusError: there is no chat template, or it refuses a conversation.
@@ -185,8 +210,12 @@ class TargetTokenizer:
         """
         return self._encode_texts([self._text(document, Counter()) for document in documents])
 
-    def encode_counted(self, documents: Sequence[Document], counts: CorpusCounts) -> list[Tokens | None]:
-        """Tokenize texts and conversations as `encode_documents` does; None: the chat template refuses it.
+    def encode_counted(
+        self, documents: Sequence[Document], counts: CorpusCounts
+    ) -> list[Tokens | None]:
+        """Tokenize texts and conversations as `encode_documents` does.
+
+        None: the chat template refuses it.
 
         Args:
             documents: texts and conversations.
@@ -207,7 +236,8 @@ class TargetTokenizer:
         return [None if text is None else next(tokens) for text in texts]
 
     def encode_history(self, messages: Sequence[Message]) -> Tokens:
-        """Tokenize a conversation as the chat template shows it: answers before the last turn as history.
+        """Tokenize a conversation as the chat template shows it:
+        answers before the last turn as history.
 
         Raises:
             CorpusError: there is no chat template, or it refuses the conversation.
@@ -216,7 +246,10 @@ class TargetTokenizer:
         return self._encode_texts([self._unsealed(self._writer_for("").history(messages, ""))])[0]
 
     def token_text(self, token: int) -> str:
-        """Return the text of one token inside a text, a leading space included; incomplete UTF-8 shows as U+FFFD."""
+        """Return the text of one token inside a text, a leading space included.
+
+        Incomplete UTF-8 shows as U+FFFD.
+        """
         raw = self._original.id_to_token(token)
         if raw is None:
             return f"<{token}>"  # an id between others that has no token
@@ -225,10 +258,14 @@ class TargetTokenizer:
         # Decoders treat the first token of a text differently, so another one stands before it.
         anchor = self.encode("a").tolist()
         before = str(self._original.decode(anchor, skip_special_tokens=False))
-        return str(self._original.decode([*anchor, token], skip_special_tokens=False)).removeprefix(before)
+        return str(self._original.decode([*anchor, token], skip_special_tokens=False)).removeprefix(
+            before
+        )
 
     def _text(self, document: Document, left_out: Counter[str]) -> str:
-        """Return the text that is encoded: in a conversation, marked texts stand for the template's control tokens."""
+        """Return the text that is encoded: in a conversation, marked
+        texts stand for the template's control tokens.
+        """
         if not document.is_conversation:
             return _unmarked(document.text)
         writer = self._writer_for(document.origin)
@@ -252,7 +289,9 @@ class TargetTokenizer:
     def _unsealed(self, rendered: str) -> str:
         """Return what a template wrote, with the control tokens that it wrote marked as such."""
         marked = self._with_marks(rendered, CONTROL_MARK)
-        return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: self._controls[int(match[1])], marked)
+        return re.sub(
+            f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: self._controls[int(match[1])], marked
+        )
 
     def _with_marks(self, text: str, mark: str) -> str:
         return self._control_text.sub(lambda match: f"{mark}{self._numbers[match[0]]}{mark}", text)
@@ -273,9 +312,13 @@ class TargetTokenizer:
         if tokens is None:
             return self._encode_slowly(texts)
         indices = [index for index, text in enumerate(texts) if self._is_checked(text)]
-        for index, expected in zip(indices, self._encode_slowly([texts[index] for index in indices]), strict=True):
+        for index, expected in zip(
+            indices, self._encode_slowly([texts[index] for index in indices]), strict=True
+        ):
             if not np.array_equal(tokens[index], expected):
-                shown = texts[index] if len(texts[index]) <= _SHOWN else texts[index][:_SHOWN] + "..."
+                shown = (
+                    texts[index] if len(texts[index]) <= _SHOWN else texts[index][:_SHOWN] + "..."
+                )
                 raise EncoderError(f"other tokens than tokenizers for {shown!r}")
         return tokens
 
@@ -284,7 +327,10 @@ class TargetTokenizer:
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
     def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[Tokens] | None:
-        """Return the token ids of each text; None: a text has a byte that the vocabulary lacks, and no token is it."""
+        """Return the token ids of each text.
+
+        None: a text has a byte that the vocabulary lacks, and no token is it.
+        """
         if self._space_marks is not None:
             texts = [self._space_marks.before_sections(text) for text in texts]
         try:
@@ -299,7 +345,9 @@ class TargetTokenizer:
         size = self.identity.vocabulary_size
         if tokens.size and tokens.max() >= size:
             raise EncoderError(f"token id {tokens.max()} of a vocabulary of {size}")
-        return np.split(tokens.astype(self._dtype), np.frombuffer(ends, np.uint64)[1:-1].astype(np.int64))
+        return np.split(
+            tokens.astype(self._dtype), np.frombuffer(ends, np.uint64)[1:-1].astype(np.int64)
+        )
 
     def _is_checked(self, text: str) -> bool:
         """Whether `tokenizers` encodes this text, too: the first ones, then a sample by content."""
@@ -316,7 +364,9 @@ def _open(tokenizer_json: str, name: str) -> Tokenizer:
         return tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # tokenizers raises Exception itself
         problem = f"refused by tokenizers ({first_line(error)})"
-        raise TokenizerLoadError(describe(name, "tokenizer", problem, "a tokenizer.json")) from error
+        raise TokenizerLoadError(
+            describe(name, "tokenizer", problem, "a tokenizer.json")
+        ) from error
 
 
 def _unmarked(text: str) -> str:
@@ -339,7 +389,9 @@ def _mark_controls(tokenizer: dict[str, Any], numbers: dict[str, int]) -> None:
     if model.get("merges"):
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         # A merge that yields a control token would make one out of text.
-        model["merges"] = [pair for pair in pairs if not ("".join(pair) in numbers or numbers.keys() & set(pair))]
+        model["merges"] = [
+            pair for pair in pairs if not ("".join(pair) in numbers or numbers.keys() & set(pair))
+        ]
     for token in tokenizer["added_tokens"]:
         if token["special"]:
             # Matched before normalization, which could change or drop the marks.
@@ -348,7 +400,8 @@ def _mark_controls(tokenizer: dict[str, Any], numbers: dict[str, int]) -> None:
 
 
 def split_text(text: str) -> Iterator[str]:
-    """Yield the text in pieces of at most PIECE_CHARACTERS, cut after a line end where there is one.
+    """Yield the text in pieces of at most PIECE_CHARACTERS, cut
+    after a line end where there is one.
 
     No piece ends within the marked text of a control token, which holds no line end.
     """

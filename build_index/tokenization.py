@@ -58,16 +58,18 @@ def load_tokenizer(tokenizer: object, *, chat_template: str | None = None) -> Ta
 
 
 def loaded_apart(tokenizer: object) -> object:
-    """Return what `load_tokenizer` takes, loaded by a process of its own if `transformers` has to do it.
+    """Return what `load_tokenizer` takes, loaded by a process of
+    its own if `transformers` has to do it.
 
-    It would import torch, if that is installed, which takes 190 MiB of this process for good, and most of the time.
+    It would import torch, if that is installed, which takes 190 MiB of this process for good, and
+    most of the time.
 
     Raises:
         TokenizerLoadError: as `load_tokenizer`.
     """
     if "torch" in sys.modules or not isinstance(tokenizer, str | os.PathLike):
         return tokenizer
-    if os.path.isfile(local_path(tokenizer)):  # noqa: PTH113 - False for names that the system refuses
+    if os.path.isfile(local_path(tokenizer)):
         return tokenizer
     name = os.fspath(tokenizer)
     quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}  # that torch is absent
@@ -76,10 +78,14 @@ def loaded_apart(tokenizer: object) -> object:
         file = Path(directory) / "tokenizer"
         file.write_text(json.dumps(name))
         command = [sys.executable, "-c", _LOAD, str(file)]
-        status = subprocess.run(command, env=environment, check=False, start_new_session=True).returncode
+        status = subprocess.run(
+            command, env=environment, check=False, start_new_session=True
+        ).returncode
         fields = json.loads(file.read_text())
     if status:
-        raise TokenizerLoadError(f"{name}: the process that loads the tokenizer has ended with status {status}")
+        raise TokenizerLoadError(
+            f"{name}: the process that loads the tokenizer has ended with status {status}"
+        )
     if "error" in fields:
         raise TokenizerLoadError(fields["error"])
     return loading.LoadedTokenizer(**fields)

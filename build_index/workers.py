@@ -18,7 +18,9 @@ from build_index.shard_sorter import sort_shard
 from build_index.slices import Setup, Slice, SliceReport, tokenize
 from rest_store.errors import WorkerError
 
-_SHARE = 32 << 20  # bytes of corpora for each worker: it takes a second to start, in which the build reads as much
+_SHARE = (
+    32 << 20
+)  # bytes of corpora for each worker: it takes a second to start, in which the build reads as much
 
 
 class Workers:
@@ -40,7 +42,10 @@ class Workers:
         self._is_open = True
 
     def submit(self, part: Slice) -> Future[SliceReport]:
-        """Tokenize a slice; the future raises what `tokenize` does, and WorkerError if a worker ends."""
+        """Tokenize a slice.
+
+        The future raises what `tokenize` does, and WorkerError if a worker ends.
+        """
         future: Future[SliceReport] = Future()
         try:
             future.set_result(tokenize(self._setup, part))
@@ -54,11 +59,15 @@ class Workers:
 
         def run() -> None:
             try:
-                future.set_result(sort_shard(directory, name, vocabulary_size, lambda: self._is_open))
+                future.set_result(
+                    sort_shard(directory, name, vocabulary_size, lambda: self._is_open)
+                )
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=run, name=f"sort {name}", daemon=True).start()  # a daemon: an interrupt does not wait
+        threading.Thread(
+            target=run, name=f"sort {name}", daemon=True
+        ).start()  # a daemon: an interrupt does not wait
         return future
 
     def close(self) -> None:
@@ -78,7 +87,9 @@ class Processes(Workers):
     def __init__(self, setup: Setup, count: int, sorts: int) -> None:
         super().__init__(setup, sorts)
         self.count = count
-        self._pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (setup,))
+        self._pool = ProcessPoolExecutor(
+            count, multiprocessing.get_context("spawn"), _begin, (setup,)
+        )
 
     def submit(self, part: Slice) -> Future[SliceReport]:
         """See `Workers.submit`; starts a process, as long as there are too few."""
@@ -100,12 +111,15 @@ class Processes(Workers):
 def _interrupts_later() -> Iterator[None]:
     """Hold SIGINT back from the processes that are started inside, and from this one meanwhile.
 
-    A terminal sends it to all processes of a build. One that is starting would print where it was interrupted, and so
-    would one whose parent is interrupted before it has said all that it should do. They ignore it once they are there
-    (`_begin`). The signal is blocked for this thread and so for processes that it starts, and noted for this process,
-    to which the system may deliver it by another thread.
+    A terminal sends it to all processes of a build. One that is starting would print where it was
+    interrupted, and so would one whose parent is interrupted before it has said all that it should
+    do. They ignore it once they are there (`_begin`). The signal is blocked for this thread and so
+    for processes that it starts, and noted for this process, to which the system may deliver it by
+    another thread.
     """
-    if threading.current_thread() is not threading.main_thread():  # to which Python delivers signals
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # to which Python delivers signals
         yield
         return
     came: list[int] = []
@@ -122,14 +136,17 @@ def _interrupts_later() -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, or where that is unknown, as on macOS, of all."""
+    """Return the number of cores that this process may use, or
+    where that is unknown, as on macOS, of all.
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def useful_processes(most: int, corpora: Sequence[Corpus]) -> int:
     """Return how many worker processes, at most `most`, are worth their start; 0: none.
 
-    Without them, this process reads and tokenizes, by as many threads. What is read in part does not count.
+    Without them, this process reads and tokenizes, by as many threads. What is read in part does
+    not count.
     """
     known = sum(corpus.size for corpus in corpora if corpus.spec.max_documents is None)
     return min(most, known // _SHARE) if most > 1 else 0
@@ -138,28 +155,33 @@ def useful_processes(most: int, corpora: Sequence[Corpus]) -> int:
 def worker_error(part: Slice) -> WorkerError:
     """Return the error for a process that has ended while a slice was waited for."""
     return WorkerError(
-        f"{part.where}: a process that reads and tokenizes has ended, perhaps for want of memory (--memory, "
-        "--workers); a program that builds needs `if __name__ == '__main__':`"
+        f"{part.where}: a process that reads and tokenizes has ended, perhaps for want of memory"
+        " (--memory, --workers); a program that builds needs `if __name__ == '__main__':`"
     )
 
 
 def limit_threads(number: int) -> None:
-    """Let this process tokenize by so many threads, if it has not tokenized yet: the packages read this only once.
+    """Let this process tokenize by so many threads, if it has not
+    tokenized yet: the packages read this only once.
 
     One is a pool of one thread, too. It encodes by half as fast again as the main thread, which
-    `TOKENIZERS_PARALLELISM=false` asks for: the allocator gives it an arena that Python's objects are not in.
+    `TOKENIZERS_PARALLELISM=false` asks for: the allocator gives it an arena that Python's objects
+    are not in.
     """
     os.environ.update(RAYON_NUM_THREADS=str(number), TOKENIZERS_PARALLELISM="true")
 
 
-# --- In the processes -------------------------------------------------------------------------------------------------
+# --- In the processes -----------------------------------------------------------------------------
 
 _setup: Setup | None = None
 
 
 def _begin(setup: Setup) -> None:
     global _setup
-    for number in (signal.SIGINT, signal.SIGTERM):  # which are for the build, and may be sent to all its processes
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # which are for the build, and may be sent to all its processes
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # see `_interrupts_later`
     threading.Thread(target=_end_with_parent, daemon=True).start()

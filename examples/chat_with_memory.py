@@ -14,9 +14,14 @@ import rest_store
 @click.argument("memory", type=click.Path(file_okay=False))
 @click.option("--max-new-tokens", default=256, show_default=True, help="Most tokens of an answer.")
 def main(model: str, memory: str, max_new_tokens: int) -> None:
-    """Chat with MODEL. Its answers are kept in the directory MEMORY. An empty line or Ctrl-D ends the chat."""
+    """Chat with MODEL. Its answers are kept in the directory MEMORY.
+
+    An empty line or Ctrl-D ends the chat.
+    """
     tokenizer = AutoTokenizer.from_pretrained(model)
-    with rest_store.LiveDatastore.open(memory, tokenizer=tokenizer, max_tokens=20_000_000) as answers:
+    with rest_store.LiveDatastore.open(
+        memory, tokenizer=tokenizer, max_tokens=20_000_000
+    ) as answers:
         sources = [answers, rest_store.PromptLookup(), rest_store.RecycledLogits()]
         generator = rest_store.Generator(
             AutoModelForCausalLM.from_pretrained(model), tokenizer, sources, remember=answers

@@ -1,4 +1,6 @@
-"""One question, with drafts from a datastore and from services of which one dies; then a related one, from memory.
+"""One question, with drafts from a datastore and from services of which one dies.
+
+Then a related one, from memory.
 
 python examples/demo.py MODEL code.ds memory
 
@@ -30,18 +32,30 @@ def loaded(model: str) -> tuple[Any, Any]:
     place = {"pretrained_model_name_or_path": model}
     if path.suffix == ".gguf":
         place = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    return AutoModelForCausalLM.from_pretrained(**place, dtype="float32"), AutoTokenizer.from_pretrained(**place)
+    return AutoModelForCausalLM.from_pretrained(
+        **place, dtype="float32"
+    ), AutoTokenizer.from_pretrained(**place)
 
 
 @contextmanager
 def service(datastore: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Serve a datastore on a Unix socket; yield the process and its address."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rest_store", "serve", datastore, "--listen", f"unix:{folder}/socket"]
+        command = [
+            sys.executable,
+            "-m",
+            "rest_store",
+            "serve",
+            datastore,
+            "--listen",
+            f"unix:{folder}/socket",
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
-                lines = [*takewhile(lambda line: line != "ready\n", process.stdout)]  # "listening on ADDRESS"
+                lines = [
+                    *takewhile(lambda line: line != "ready\n", process.stdout)
+                ]  # "listening on ADDRESS"
                 if not lines:
                     sys.exit("The service did not start.")  # it has said why
                 yield process, lines[0].split()[-1]
@@ -76,14 +90,18 @@ class Asker:
 
         click.secho(f"\n{title}: {question}", bold=True)
         if compare:
-            click.echo("plain generation and drafts take turns, for half a minute at most ...", err=True)
+            click.echo(
+                "plain generation and drafts take turns, for half a minute at most ...", err=True
+            )
         sources = [store, rest_store.PromptLookup(), rest_store.RecycledLogits()]
         generator = rest_store.Generator(self.model, self.tokenizer, sources, remember=remember)
         chat = [{"role": "user", "content": question}]
         prompt = self.tokenizer.apply_chat_template(
             chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
-        output = generator.generate(prompt, max_new_tokens=self.max_new_tokens, compare=compare, on_piece=show)
+        output = generator.generate(
+            prompt, max_new_tokens=self.max_new_tokens, compare=compare, on_piece=show
+        )
         generator.flush()
         click.echo(f"\n{output}")
         return output
@@ -100,7 +118,9 @@ def main(model: str, datastore: str, memory: str, max_new_tokens: int) -> None:
     network, tokenizer = loaded(model)
     asker = Asker(network, tokenizer, max_new_tokens)
     with (
-        rest_store.prepacked_weights(network),  # laid out for this CPU: a tree takes little longer than a token
+        rest_store.prepacked_weights(
+            network
+        ),  # laid out for this CPU: a tree takes little longer than a token
         rest_store.Datastore.open(datastore, tokenizer=tokenizer) as store,
         rest_store.LiveDatastore.open(memory, tokenizer=tokenizer) as answers,
     ):

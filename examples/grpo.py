@@ -3,8 +3,9 @@
     pip install '.[hf,live]' trl
     python examples/grpo.py smollm2 examples/prompts.txt
 
-Samples are drawn from the model, as without drafts. Each is added to a live datastore, with its prompt as group and its
-epoch; later samples draft from it, and those of the same prompt read it as a reference.
+Samples are drawn from the model, as without drafts. Each is added to a live datastore, with its
+prompt as group and its epoch; later samples draft from it, and those of the same prompt read it as
+a reference.
 """
 
 import hashlib
@@ -33,9 +34,14 @@ class Rollouts:
         self.sources, self.memory, self.rows, self.references = sources, memory, rows, references
 
     def __call__(self, prompts, trainer):
-        """Return prompts and samples as token ids; the prompts of a group are equal, and follow each other."""
+        """Return prompts and samples as token ids.
+
+        The prompts of a group are equal, and follow each other.
+        """
         model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
-        generator = rest_store.Generator(model.eval(), tokenizer, self.sources)  # training may keep no cache
+        generator = rest_store.Generator(
+            model.eval(), tokenizer, self.sources
+        )  # training may keep no cache
         prompt_ids, completion_ids = [], []
         chat = {"add_generation_prompt": True, "tokenize": False}
         texts = [tokenizer.apply_chat_template(prompt, **chat) for prompt in prompts]
@@ -53,15 +59,23 @@ class Rollouts:
     def write(self, generator, ids, rows, trainer):
         """Write samples of one prompt, and remember them."""
         group = hashlib.sha256(str(ids).encode()).hexdigest()
-        earlier = [] if self.memory is None else [sample.tokens for sample in self.memory.documents(group=group)]
+        earlier = (
+            []
+            if self.memory is None
+            else [sample.tokens for sample in self.memory.documents(group=group)]
+        )
         inputs = {"input_ids": [ids] * rows, "attention_mask": [[1] * len(ids)] * rows}
         with torch.no_grad():
             output = generator.generate(
-                inputs, references=earlier[-self.references :], generation_config=trainer.generation_config
+                inputs,
+                references=earlier[-self.references :],
+                generation_config=trainer.generation_config,
             )
         if self.memory is not None:
             epoch = int(trainer.state.epoch or 0)
-            self.memory.add([ids[-16:] + sample for sample in output.tokens], group=group, epoch=epoch)
+            self.memory.add(
+                [ids[-16:] + sample for sample in output.tokens], group=group, epoch=epoch
+            )
         return output.tokens
 
 
@@ -79,7 +93,9 @@ def brevity(completions, **_):
 def main(model, prompts, epochs, max_new_tokens):
     """Train MODEL on PROMPTS, a file with one in each line."""
     lines = prompts.read_text(encoding="utf-8").splitlines()
-    questions = Dataset.from_list([{"prompt": [{"role": "user", "content": line}]} for line in lines if line.strip()])
+    questions = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": line}]} for line in lines if line.strip()]
+    )
     config = GRPOConfig(
         "grpo",
         num_train_epochs=epochs,
@@ -88,9 +104,13 @@ def main(model, prompts, epochs, max_new_tokens):
         logging_steps=1,
         report_to="none",
     )
-    with rest_store.LiveDatastore.open("rollouts.live", tokenizer=model, max_epochs=epochs) as memory:
+    with rest_store.LiveDatastore.open(
+        "rollouts.live", tokenizer=model, max_epochs=epochs
+    ) as memory:
         sources = [memory, rest_store.PromptLookup(), rest_store.RecycledLogits()]
-        GRPOTrainer(model, brevity, config, questions, rollout_func=Rollouts(sources, memory)).train()
+        GRPOTrainer(
+            model, brevity, config, questions, rollout_func=Rollouts(sources, memory)
+        ).train()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Serve a datastore in parts on a Ray cluster: an actor for each replica of each part runs `rest-store serve`.
+"""Serve a datastore in parts on a Ray cluster: an actor for each
+replica of each part runs `rest-store serve`.
 
-python examples/ray_parts.py /shared/code.ds --parts 4 --replicas 2 -- --token-file /shared/tokens --insecure
+python examples/ray_parts.py /shared/code.ds --parts 4 --replicas 2 -- --token-file /shared/tokens
+--insecure
 
-It prints what clients take as a target, such as `a:50051,b:50052;c:50053,d:50054`: the endpoints of each part. Requests
-go from clients to servers; Ray only keeps these running. The datastore and the files of options are read on the machine
-of each server, at the same path. A server that is started again on its machine keeps its address. If Ray moves one to
-another machine, the new target is printed, and clients have to be started again with it.
+It prints what clients take as a target, such as `a:50051,b:50052;c:50053,d:50054`: the endpoints of
+each part. Requests go from clients to servers; Ray only keeps these running. The datastore and the
+files of options are read on the machine of each server, at the same path. A server that is started
+again on its machine keeps its address. If Ray moves one to another machine, the new target is
+printed, and clients have to be started again with it.
 """
 
 import subprocess
@@ -20,7 +23,10 @@ import ray
 
 @ray.remote(num_cpus=0.001, max_restarts=-1, scheduling_strategy="SPREAD")
 class PartServer:
-    """Runs one server, and starts it again when it ends. Ray starts the actor again when its machine is lost."""
+    """Runs one server, and starts it again when it ends.
+
+    Ray starts the actor again when its machine is lost.
+    """
 
     def __init__(self, words: list[str], host: str | None, port: int) -> None:
         self._command = [sys.executable, "-m", "rest_store", "serve", *words]
@@ -69,15 +75,32 @@ def target(servers: list[list[Any]]) -> str:
 @click.command()
 @click.argument("datastore")
 @click.argument("options", nargs=-1)
-@click.option("--address", help="Of the Ray cluster; by default that of this machine, or of RAY_ADDRESS.")
+@click.option(
+    "--address", help="Of the Ray cluster; by default that of this machine, or of RAY_ADDRESS."
+)
 @click.option("--parts", default=2, show_default=True, help="Parts of the datastore.")
 @click.option("--replicas", default=1, show_default=True, help="Servers of each part.")
-@click.option("--host", help="Where all servers listen; by default each at the address of its machine.")
-@click.option("--port", default=50051, show_default=True, help="Of the first server; the others have those behind it.")
+@click.option(
+    "--host", help="Where all servers listen; by default each at the address of its machine."
+)
+@click.option(
+    "--port",
+    default=50051,
+    show_default=True,
+    help="Of the first server; the others have those behind it.",
+)
 def main(
-    datastore: str, options: tuple[str, ...], address: str, parts: int, replicas: int, host: str, port: int
+    datastore: str,
+    options: tuple[str, ...],
+    address: str,
+    parts: int,
+    replicas: int,
+    host: str,
+    port: int,
 ) -> None:
-    """Serve DATASTORE in parts, each with the OPTIONS of `rest-store serve` that come after `--`, until interrupted."""
+    """Serve DATASTORE in parts, each with the OPTIONS of `rest-store
+    serve` that come after `--`, until interrupted.
+    """
     ray.init(address or "auto", log_to_driver=True)
     servers = []
     for part in range(parts):

@@ -2,7 +2,8 @@
 
 python examples/service_and_clients.py MODEL shared
 
-The clients could be programs on other machines. Here they take turns in this one, each with a connection of its own.
+The clients could be programs on other machines. Here they take turns in this one, each with a
+connection of its own.
 """
 
 import subprocess
@@ -20,12 +21,28 @@ import rest_store
 
 @contextmanager
 def service(directory: str, model: str) -> Iterator[str]:
-    """Serve the live datastore in a directory, begun if it is absent, on a free port; yield the address."""
-    command = [sys.executable, "-m", "rest_store", "serve", "--live", f"shared={directory}", "--live-tokenizer", model]
-    with subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True) as process:
+    """Serve the live datastore in a directory, begun if it is absent, on a free port.
+
+    Yield the address.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "rest_store",
+        "serve",
+        "--live",
+        f"shared={directory}",
+        "--live-tokenizer",
+        model,
+    ]
+    with subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
-            lines = [*takewhile(lambda line: line != "ready\n", process.stdout)]  # "listening on ADDRESS"
+            lines = [
+                *takewhile(lambda line: line != "ready\n", process.stdout)
+            ]  # "listening on ADDRESS"
             if not lines:
                 sys.exit("The service did not start.")  # it has said why
             yield lines[0].split()[-1]
@@ -46,11 +63,19 @@ def write(address: str, model: Any, tokenizer: Any, prompt: str, max_new_tokens:
 @click.command()
 @click.argument("model")
 @click.argument("directory", type=click.Path(file_okay=False))
-@click.option("--prompt", "prompts", nargs=2, default=("def push(self, item):", "def push(self, item, count):"))
+@click.option(
+    "--prompt",
+    "prompts",
+    nargs=2,
+    default=("def push(self, item):", "def push(self, item, count):"),
+)
 @click.option("--max-new-tokens", default=64, show_default=True, help="Most tokens to write.")
 def main(model: str, directory: str, prompts: tuple[str, str], max_new_tokens: int) -> None:
     """Serve the live datastore in DIRECTORY, and let two clients write with MODEL."""
-    tokenizer, loaded = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
+    tokenizer, loaded = (
+        AutoTokenizer.from_pretrained(model),
+        AutoModelForCausalLM.from_pretrained(model),
+    )
     with service(directory, model) as address:
         for prompt in prompts:
             write(address, loaded, tokenizer, prompt, max_new_tokens)

@@ -13,7 +13,13 @@ from vllm import LLM, SamplingParams
 @click.argument("model")
 @click.argument("datastore")
 @click.option("--remember", help="A live datastore, new or as it is, that outputs are added to.")
-@click.option("--prompt", "prompts", multiple=True, default=["def add(", "def push(self, item):"], show_default=True)
+@click.option(
+    "--prompt",
+    "prompts",
+    multiple=True,
+    default=["def add(", "def push(self, item):"],
+    show_default=True,
+)
 @click.option("--max-new-tokens", default=64, show_default=True, help="Most tokens to write.")
 @click.option("--max-model-len", type=int, help="Longest text of the engine.")
 def main(
@@ -39,7 +45,11 @@ def main(
     sampling = SamplingParams(temperature=0, max_tokens=max_new_tokens)
     for answer in llm.generate(list(prompts), sampling):
         print(answer.prompt + answer.outputs[0].text, end="\n\n")
-    accepted = [metric for metric in llm.get_metrics() if metric.name == "vllm:spec_decode_num_accepted_tokens"]
+    accepted = [
+        metric
+        for metric in llm.get_metrics()
+        if metric.name == "vllm:spec_decode_num_accepted_tokens"
+    ]
     print(f"{sum(metric.value for metric in accepted)} draft tokens were accepted")
 
 

@@ -1,7 +1,7 @@
 """Retrieval-based speculative decoding: a datastore of tokens, and drafts from it.
 
-Importing this package loads neither torch nor grpc; each name is imported when it is first used. Where its extra is not
-installed, a name raises an error that names the extra (`MissingExtraError`).
+Importing this package loads neither torch nor grpc; each name is imported when it is first used.
+Where its extra is not installed, a name raises an error that names the extra (`MissingExtraError`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ _HOMES = {
 
 
 def _elsewhere() -> locations.Elsewhere:
-    return cast("locations.Elsewhere", importlib.import_module("rest_store.service.client.elsewhere"))
+    return cast(
+        "locations.Elsewhere", importlib.import_module("rest_store.service.client.elsewhere")
+    )
 
 
 locations.reach = _elsewhere

@@ -16,7 +16,9 @@ from rest_store.datastore.shard import ShardView
 
 Tokens = npt.NDArray[np.int32]
 TopK = npt.NDArray[np.int32]  # [n, k], -1 ends a row; of each row, 8 are read
-PackedDraft = tuple[bytes, bytes, bytes]  # packed tree of `TokenTree`, scores float32[N], origins uint8[N]
+PackedDraft = tuple[
+    bytes, bytes, bytes
+]  # packed tree of `TokenTree`, scores float32[N], origins uint8[N]
 
 FEATURES: int  # columns of a calibration's features
 INSTRUCTIONS: list[int]  # instruction sets of this machine that trees can be evaluated with
@@ -67,9 +69,13 @@ class SuffixCache:
     def __init__(self, shards: int, is_live: bool, /) -> None: ...
 
 class NativeEvidenceReader:
-    """Reads the evidence of one datastore (`session/evidence.hpp`); shared by sessions. Thread-safe."""
+    """Reads the evidence of one datastore
+    (`session/evidence.hpp`); shared by sessions. Thread-safe.
+    """
 
-    def __init__(self, shards: list[ShardView], vocabulary_size: int, is_live: bool, cache: SuffixCache, /) -> None: ...
+    def __init__(
+        self, shards: list[ShardView], vocabulary_size: int, is_live: bool, cache: SuffixCache, /
+    ) -> None: ...
 
 class NativeCalibration:
     """Trees and online weights (`session/acceptance.hpp`); shared by sessions. Thread-safe."""
@@ -113,9 +119,14 @@ class NativeSession:
     def use_prompt_lookup(self, place: int, /) -> None: ...
     def use_recycled_logits(self, place: int, recycled: NativeRecycledLogits, /) -> None: ...
     def use_filter(
-        self, place: int, function: Callable[[int, int, int, bytes, bytes], tuple[bytes, bytes] | None], /
+        self,
+        place: int,
+        function: Callable[[int, int, int, bytes, bytes], tuple[bytes, bytes] | None],
+        /,
     ) -> None:
-        """Have a function filter the candidates of each node that is expanded (`GrammarTree.filter`)."""
+        """Have a function filter the candidates of each node
+        that is expanded (`GrammarTree.filter`).
+        """
 
     def add_store(self, place: int, reader: NativeEvidenceReader, /) -> None:
         """Add a datastore.
@@ -128,7 +139,9 @@ class NativeSession:
         """Read other shards of a datastore from now on; possible at any time."""
 
     def remove_store(self, place: int, /) -> None:
-        """Draft without a datastore from now on; possible at any time. The latest tree is discarded."""
+        """Draft without a datastore from now on; possible at
+        any time. The latest tree is discarded.
+        """
 
     def limit_tokens(self, vocabulary_size: int, /) -> None:
         """End rows of likely tokens at one that is outside the vocabulary."""
@@ -141,7 +154,9 @@ class NativeSession:
         """Begin the text."""
 
     # For each step.
-    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False) -> PackedDraft:
+    def draft(
+        self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False
+    ) -> PackedDraft:
         """Return the next draft; empty `costs`: it is not cut."""
 
     def accept(self, tokens: Tokens, top_k: TopK | None, node_top_k: TopK | None) -> None:
@@ -162,13 +177,17 @@ class NativeSession:
 
     # For measurements.
     def longest_probe(self) -> int:
-        """Return the most entries of a table that prompt lookup reads to find one n-gram; for tests."""
+        """Return the most entries of a table that prompt lookup
+        reads to find one n-gram; for tests.
+        """
 
     def record(self, on: bool, /) -> None: ...
     def recorded(self) -> tuple[bytes, bytes, bytes]:
         """Return features float32[rows, FEATURES], labels uint8[rows] and ends uint32[places] since the last call."""
 
-def draft_all(sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, /) -> list[PackedDraft]:
+def draft_all(
+    sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, /
+) -> list[PackedDraft]:
     """Return what `NativeSession.draft` returns for each of different sessions, on all cores."""
 
 def accept_all(

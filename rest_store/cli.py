@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 
 
 class _Group(Group):
-    """A group that turns our errors, and Ctrl-C, into one line on standard error and an exit status.
+    """A group that turns our errors, and Ctrl-C, into one line on
+    standard error and an exit status.
 
-    Commands of other packages are named `module:attribute` and imported when they run or show their help.
+    Commands of other packages are named `module:attribute` and imported when they run or show their
+    help.
     """
 
     elsewhere = {  # noqa: RUF012  read only
@@ -54,18 +56,30 @@ class _Group(Group):
         return sorted([*super().list_commands(context), *self.elsewhere])
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        return _imported(self.elsewhere[name]) if name in self.elsewhere else super().get_command(context, name)
+        return (
+            _imported(self.elsewhere[name])
+            if name in self.elsewhere
+            else super().get_command(context, name)
+        )
 
     def invoke(self, context: click.Context) -> Any:
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are not UTF-8; JSON knows \udc80 too
+        if isinstance(
+            sys.stdout, io.TextIOWrapper
+        ):  # a path may hold bytes that are not UTF-8; JSON knows \udc80 too
             sys.stdout.reconfigure(errors="backslashreplace")
         if os.environ.get("NO_COLOR"):  # https://no-color.org
             context.color = False
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is imported: its own lines are for its developers
-        if "OMP_WAIT_POLICY" not in os.environ:  # before torch is imported: its threads wait asleep after microseconds
+        os.environ.setdefault(
+            "GRPC_VERBOSITY", "NONE"
+        )  # before gRPC is imported: its own lines are for its developers
+        if (
+            "OMP_WAIT_POLICY" not in os.environ
+        ):  # before torch is imported: its threads wait asleep after microseconds
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
+            warnings.showwarning = lambda message, *_, **__: click.echo(
+                f"Warning: {message}", err=True
+            )
             try:
                 with named_extras("rest-store"):
                     return super().invoke(context)
@@ -98,14 +112,19 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
 
 
 def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a table by the names that click has for options; for a group, one table for each command."""
+    """Return a table by the names that click has for options.
+
+    For a group, one table for each command.
+    """
     context = click.Context(command)
     defaults = {}
     for key, value in table.items():
         if isinstance(command, click.Group):
             below = command.get_command(context, key)
             if below is None or not isinstance(value, dict):
-                raise click.BadParameter(f"{where}: '{key}' is no command with a table of its options")
+                raise click.BadParameter(
+                    f"{where}: '{key}' is no command with a table of its options"
+                )
             defaults[key] = _defaults(below, value, f"{where}, {key}")
             continue
         names = [one.name for one in command.params if f"--{key}" in one.opts or key in one.opts]
@@ -123,10 +142,15 @@ def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict
     type=FILE,
     callback=_configure,
     expose_value=False,
-    help="TOML file with a table for each command, such as [serve], of what its options are unless they are given.",
+    help=(
+        "TOML file with a table for each command, such as [serve], of what its options are unless"
+        " they are given."
+    ),
 )
 def main() -> None:
-    """Retrieval-based speculative decoding: build, query and serve datastores, and generate with them."""
+    """Retrieval-based speculative decoding: build, query and serve
+    datastores, and generate with them.
+    """
 
 
 def build_main() -> None:
@@ -140,10 +164,12 @@ def build_main() -> None:
 @timeout_option(10.0)
 @json_option
 def info(location: str, access: Access, timeout: float, as_json: bool) -> None:
-    """Show size, tokenizer and sources of the datastore at LOCATION, frozen or live; --json shows build options, too.
+    """Show size, tokenizer and sources of the datastore at LOCATION, frozen or live.
 
-    Of a service, HOST:PORT or unix:/path, it shows the datastores. The parts of a datastore are shown together:
-    HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same part.
+    --json shows build options, too.
+
+    Of a service, HOST:PORT or unix:/path, it shows the datastores. The parts of a datastore are
+    shown together: HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same part.
     """
     from rest_store.datastore.datastore import Datastore
     from rest_store.live.directory import is_live
@@ -175,13 +201,28 @@ def _rows(description: DatastoreInfo) -> Iterator[tuple[str, str]]:
     """Yield what `info` shows, the most important first."""
     tokenizer = description.tokenizer
     yield "datastore", str(description.path)
-    yield "tokens", f"{description.token_count:,} in {counted(description.document_count, 'document')}"
-    yield "size", f"{counted(description.size, 'byte')} in {counted(description.shard_count, 'shard')}"
-    yield "tokenizer", f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')}, {tokenizer.fingerprint[:23]}..."
+    yield (
+        "tokens",
+        f"{description.token_count:,} in {counted(description.document_count, 'document')}",
+    )
+    yield (
+        "size",
+        f"{counted(description.size, 'byte')} in {counted(description.shard_count, 'shard')}",
+    )
+    yield (
+        "tokenizer",
+        (
+            f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')},"
+            f" {tokenizer.fingerprint[:23]}..."
+        ),
+    )
     for corpus in description.manifest.corpora:
         documents = counted(corpus.get("documents", 0), "document")
         yield "corpus", f"{corpus.get('corpus')}, {documents}, reader {corpus.get('reader')}"
-    yield "built", f"{description.built.isoformat(timespec='seconds')} by {description.manifest.created_by}"
+    yield (
+        "built",
+        f"{description.built.isoformat(timespec='seconds')} by {description.manifest.created_by}",
+    )
 
 
 @main.command(epilog="Example: rest-store check python.ds --full")
@@ -206,7 +247,9 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
         full = False  # its segments are sorted again from its documents as often as that is needed
         shards, tokens = check_live(datastore, announce=announce)
     else:
-        store = check_datastore(datastore, sort=sorted_suffixes if full else None, announce=announce)
+        store = check_datastore(
+            datastore, sort=sorted_suffixes if full else None, announce=announce
+        )
         shards, tokens = len(store.shards), store.manifest.token_count
     if on_terminal:
         click.echo("\r" + " " * 50 + "\r", nl=False, err=True)
@@ -215,13 +258,19 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
         click.echo(json.dumps({**verified, "shards": shards, "tokens": tokens}))
     else:
         what = "every suffix compared" if full else "checksums compared"
-        click.echo(f"{datastore}: valid: {counted(shards, 'shard')}, {counted(tokens, 'token')}, {what}")
+        click.echo(
+            f"{datastore}: valid: {counted(shards, 'shard')}, {counted(tokens, 'token')}, {what}"
+        )
 
 
 @main.command(epilog='Example: rest-store query python.ds --text "for i "')
 @click.argument("datastore", metavar="LOCATION", type=LOCATION)
-@click.option("--text", metavar="TEXT", help="Context as text, encoded with the datastore's tokenizer.")
-@click.option("--tokens", metavar="IDS", help="Context as token ids, separated by spaces or commas.")
+@click.option(
+    "--text", metavar="TEXT", help="Context as text, encoded with the datastore's tokenizer."
+)
+@click.option(
+    "--tokens", metavar="IDS", help="Context as token ids, separated by spaces or commas."
+)
 @click.option(
     "--tokenizer",
     metavar="NAME_OR_PATH",
@@ -267,10 +316,11 @@ def query(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Show the longest match of a context in the datastore at LOCATION, its count, and the draft tree.
+    """Show the longest match of a context in the datastore at
+    LOCATION, its count, and the draft tree.
 
-    LOCATION is a directory, frozen or live, or the address of a service, HOST:PORT or unix:/path. A service has no
-    tokenizer: pass --tokenizer with --text.
+    LOCATION is a directory, frozen or live, or the address of a service, HOST:PORT or unix:/path. A
+    service has no tokenizer: pass --tokenizer with --text.
     """
     if (text is None) == (tokens is None):
         raise click.UsageError("pass the context as either --text or --tokens")
@@ -278,13 +328,24 @@ def query(
         from rest_store.service.client.client import DatastoreClient
 
         if tokenizer is None and text is not None:
-            with DatastoreClient(datastore, datastore=names or None, **access.arguments()) as client:
-                name = client.info(timeout=timeout).tokenizer.name  # first: it may not be there at all
-            missing = f"a service has no tokenizer: pass --tokenizer (its datastores have {one_line(name)})"
+            with DatastoreClient(
+                datastore, datastore=names or None, **access.arguments()
+            ) as client:
+                name = client.info(
+                    timeout=timeout
+                ).tokenizer.name  # first: it may not be there at all
+            missing = (
+                "a service has no tokenizer: pass --tokenizer (its datastores have"
+                f" {one_line(name)})"
+            )
             raise click.UsageError(f"{missing}, or --tokens instead of --text")
         target: Any = _load_tokenizer(tokenizer) if tokenizer is not None else None
         store: Any = DatastoreClient(
-            datastore, datastore=names or None, tokenizer=target, timeout=timeout, **access.arguments()
+            datastore,
+            datastore=names or None,
+            tokenizer=target,
+            timeout=timeout,
+            **access.arguments(),
         )
     else:
         from rest_store.live.opening import open_store
@@ -313,7 +374,8 @@ def _ids(tokens: str) -> list[int]:
 def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
     """Return the tokenizer named, or the one stored in the datastore.
 
-    Unless the tokenizer is `needed`, return None where none is stored or the package that reads it is not installed.
+    Unless the tokenizer is `needed`, return None where none is stored or the package that reads it
+    is not installed.
     """
     from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 
@@ -322,7 +384,9 @@ def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
         return None
     if name is None and not stored.exists():
         if needed:
-            raise click.UsageError(f"{store.path} has no tokenizer: pass --tokenizer, or --tokens instead of --text")
+            raise click.UsageError(
+                f"{store.path} has no tokenizer: pass --tokenizer, or --tokens instead of --text"
+            )
         return None
     target = _load_tokenizer(name if name is not None else os.fspath(stored))
     store.tokenizer.require_same(target.identity, store.path)

@@ -1,87 +1,56 @@
 """The errors of rest-store.
 
     RestStoreError
-    |-- DatastoreError                  a datastore on disk is unusable
-    |   |-- DatastoreNotFoundError      no such directory, or no manifest in it          (FileNotFoundError)
-    |   |-- ManifestError               manifest.json is malformed                       (ValueError)
-    |   |-- MissingShardError           a file of the manifest is missing or unreadable  (FileNotFoundError)
-    |   |-- NotAShardError              the file does not start with the magic bytes     (ValueError)
-    |   |-- ByteOrderError              the file has the opposite byte order             (ValueError)
-    |   |-- FormatVersionError          this release cannot read the format version      (ValueError)
-    |   |-- ShardHeaderError            a header is damaged or contradicts itself        (ValueError)
-    |   |-- ShardSizeError              a file is shorter or longer than its header says (ValueError)
-    |   |-- MixedBuildError             files of different builds side by side           (ValueError)
-    |   |-- PartError                   no such part, or parts that are not one datastore (ValueError)
-    |   |-- ChecksumError               content differs from its checksum        (ValueError)
-    |   |-- SuffixOrderError            suffix array unsorted or not one entry per token (ValueError)
-    |   |-- FetchError                  one that lies elsewhere cannot be copied         (OSError)
-    |   |-- DatastoreClosedError        the datastore is closed                          (ValueError)
-    |   `-- LiveDatastoreError          a live datastore cannot do this
-    |       |-- LiveFormatError         the directory holds something else               (ValueError)
-    |       |-- DocumentError           a document, or its id, is invalid                (ValueError)
-    |       |-- WriterError             opened for reading, or another process writes it (OSError)
-    |       `-- StorageError            documents cannot be written or read              (OSError)
-    |-- TokenizerError
-    |   |-- TokenizerLoadError          a tokenizer cannot be loaded                     (OSError)
-    |   `-- TokenizerMismatchError      the datastore has another tokenizer              (ValueError)
-    |-- QueryError                      a query is invalid
-    |   |-- ContextTypeError            a context is not 1-D integers                    (TypeError)
-    |   |-- EmptyContextError           a context has no tokens                          (ValueError)
-    |   |-- TokenRangeError             a token id is outside the vocabulary             (ValueError)
-    |   `-- LimitError                  a limit such as max_nodes is out of range        (ValueError)
-    |-- TreeError                       arrays are not a valid draft tree                (ValueError)
-    |-- NativeKernelError               the compiled kernel is missing                   (ImportError)
-    |-- SessionError                    a draft session cannot do this
-    |   |-- SourceError                 a source is invalid, or there are too many       (TypeError)
-    |   |-- SessionClosedError          the session is closed                            (ValueError)
-    |   |-- BatchError                  sessions cannot be asked together                (ValueError)
-    |-- CalibrationError                a calibration is unreadable or of another release (ValueError)
-    |-- RecordingError                  recordings are unreadable or insufficient        (ValueError)
-    |-- ResultsError                    benchmark results are unreadable or incomplete   (ValueError)
-    |-- ServiceError                    a service cannot start, or a call failed
-    |   |-- ServeError                  the service cannot start                         (OSError)
-    |   |-- TargetError                 a client's address, token or certificate is invalid (ValueError)
-    |   |-- ServiceUnavailableError     unreachable, or shutting down                    (ConnectionError)
+    |-- DatastoreError                    a datastore on disk is unusable
+    |   |-- DatastoreNotFoundError        no such directory, or no manifest (FileNotFoundError)
+    |   |-- DatastoreFormatError          files are damaged or mixed up     (ValueError)
+    |   |-- FetchError                    one elsewhere cannot be copied    (OSError)
+    |   |-- DatastoreClosedError          the datastore is closed           (ValueError)
+    |   |-- DocumentError                 a document, or its id, is invalid (ValueError)
+    |   |-- WriterError                   read-only, or another process writes it(OSError)
+    |   `-- StorageError                  documents cannot be written or read(OSError)
+    |-- TokenizerLoadError                a tokenizer cannot be loaded      (OSError)
+    |-- TokenizerMismatchError            the datastore has another tokenizer(ValueError)
+    |-- QueryError                        an empty context, an unknown token(ValueError)
+    |   `-- ContextTypeError              a context is not 1-D integers     (TypeError)
+    |-- ArgumentError                     an argument or a setting is invalid(ValueError)
+    |-- SourceError                       a source is invalid, or one too many(TypeError)
+    |-- SessionClosedError                the session is closed             (ValueError)
+    |-- DataFileError                     recordings or results are unreadable(ValueError)
+    |-- ServiceError                      a service cannot start, or a call failed
+    |   |-- ServeError                    the service cannot start          (OSError)
+    |   |-- ServiceUnavailableError       unreachable, or shutting down     (ConnectionError)
     |   |   `-- DatastoreUnavailableError a page of a datastore can no longer be read
-    |   |-- DeadlineError               no answer before the deadline                    (TimeoutError)
-    |   |-- OverloadedError             the service has too much work
-    |   |-- AuthenticationError         a token is missing or wrong                      (PermissionError)
-    |   |-- PermissionDeniedError       a token does not allow this                      (PermissionError)
-    |   |-- UnknownDatastoreError       no datastore of that name is served              (LookupError)
-    |   |-- MessageSizeError            a message is too large                           (ValueError)
-    |   |-- MessageOrderError           a message of a stream cannot come here           (ValueError)
-    |   |-- ProtocolError               an answer is malformed                           (ValueError)
-    |   `-- ServiceInternalError        the service failed internally                    (RuntimeError)
-    |-- GenerationError                 text cannot be generated with drafts
-    |   |-- ModelNotSupportedError      the model cannot verify draft trees              (ValueError)
-    |   |-- ModeNotSupportedError       neither greedy search nor sampling               (ValueError)
-    |   |-- CacheNotSupportedError      the key-value cache cannot hold trees            (ValueError)
-    |   |-- NoTokenizerError            text, but no tokenizer to read or write it with  (TypeError)
-    |   |-- RememberError               outputs cannot be added to this object           (TypeError)
-    |   |-- PromptError                 a prompt is neither text nor token ids           (ValueError)
-    |   `-- ModelLoadError              a model cannot be loaded                         (OSError)
-    |-- MissingExtraError               a package that a name needs is not installed   (ImportError)
-    |-- EngineSettingsError             a drafter's setting in a serving engine is wrong (ValueError)
-    `-- BuildError                      a datastore cannot be built
-        |-- CorpusError                 a corpus cannot be read                          (ValueError)
-        |   |-- CorpusNotFoundError     no such file, directory or data set              (FileNotFoundError)
-        |   |-- CorpusFormatError       the content has another format
-        |   |-- DocumentSizeError       a document is too large to be held in memory
-        |   `-- EmptyCorpusError        there are no documents, or only empty ones
-        |-- OutputError                 the datastore cannot be written                  (OSError)
-        |-- MemoryBudgetError           the memory budget is too small                   (ValueError)
-        |-- WorkerError                 a process that works for the build ended         (ChildProcessError)
-        |-- ClusterError                a Ray cluster cannot build this                  (ConnectionError)
-        `-- ResumeError                 there is no build to resume, or it differs       (ValueError)
+    |   |-- DeadlineError                 no answer before the deadline     (TimeoutError)
+    |   |-- OverloadedError               the service has too much work
+    |   |-- AuthenticationError           a token is missing or wrong       (PermissionError)
+    |   |-- PermissionDeniedError         a token does not allow this       (PermissionError)
+    |   |-- UnknownDatastoreError         no datastore of that name is served(LookupError)
+    |   `-- ProtocolError                 a message is malformed or out of order(ValueError)
+    |       `-- MessageSizeError          a message is too large
+    |-- NotSupportedError                 model, cache or mode without drafts(ValueError)
+    |-- ModelLoadError                    a model cannot be loaded          (OSError)
+    |-- MissingExtraError                 a package is not installed        (ImportError)
+    |-- NativeKernelError                 the compiled kernel is missing    (ImportError)
+    `-- BuildError                        a datastore cannot be built
+        |-- CorpusError                   a corpus cannot be read, or is empty(ValueError)
+        |   |-- CorpusNotFoundError       no such file, directory or data set(FileNotFoundError)
+        |   `-- CorpusFormatError         the content has another format
+        |-- OutputError                   the datastore cannot be written   (OSError)
+        |-- MemoryBudgetError             the memory budget is too small    (ValueError)
+        |-- WorkerError                   a process or node has failed      (ChildProcessError)
+        `-- ResumeError                   no build to resume, or another one(ValueError)
 
-Each error also subclasses the builtin in brackets. Validation errors read
-``{where}: {what} is {found}, expected {expected}``, see `describe`. Other messages say what failed. What is survived is
-said by a `DraftingWarning`; a prompt that was probably meant otherwise by a `PromptWarning`.
+Each error also subclasses the builtin in brackets. Most validation errors read
+``{where}: {what} is {found}, expected {expected}`` (`describe`). A `DraftingWarning` reports a
+fault that a generation survives. A `PromptWarning` reports a prompt that was probably meant
+otherwise.
 """
 
 from __future__ import annotations
 
 from traceback import format_exception_only
+from typing import ClassVar
 
 
 class RestStoreError(Exception):
@@ -96,112 +65,104 @@ class DatastoreNotFoundError(DatastoreError, FileNotFoundError):
     """The path is not a datastore: there is no directory, or it has no manifest."""
 
 
-class ManifestError(DatastoreError, ValueError):
-    """`manifest.json` is not valid JSON, or a field is missing or has the wrong type."""
+class DatastoreFormatError(DatastoreError, ValueError):
+    """The files of a datastore are damaged, of another release, or do not belong together.
 
+    Args:
+        kind: what is wrong, one of `KINDS`.
+        message: the whole message.
 
-class MissingShardError(DatastoreError, FileNotFoundError):
-    """A file that the manifest names is missing or cannot be read."""
+    Attributes:
+        kind: as above.
+    """
 
+    KINDS: ClassVar[dict[str, str]] = {
+        "manifest": (
+            "`manifest.json` is not valid JSON, or a field is missing or has the wrong type"
+        ),
+        "missing file": "a file that the manifest names is missing or cannot be read",
+        "magic": "a file does not start with the magic bytes of its kind",
+        "byte order": "a file has the opposite byte order",
+        "version": "this release cannot read the format version",
+        "header": "the header of a shard file is damaged, or its fields contradict each other",
+        "size": "a shard file is shorter or longer than its header says",
+        "mixed builds": "files of different builds stand side by side",
+        "partitions": (
+            "there is no such partition, or services do not have the partitions of one datastore"
+        ),
+        "checksum": "the content of a file does not match its checksum",
+        "suffix order": "a suffix array is not sorted, or does not hold every position once",
+        "live": "the directory is not a live datastore, or one of another release",
+    }
 
-class NotAShardError(DatastoreError, ValueError):
-    """The file does not start with the magic bytes of its kind."""
+    def __init__(self, kind: str, message: str) -> None:
+        assert kind in self.KINDS
+        super().__init__(kind, message)
+        self.kind = kind
 
-
-class ByteOrderError(DatastoreError, ValueError):
-    """The file was written with the opposite byte order."""
-
-
-class FormatVersionError(DatastoreError, ValueError):
-    """This release cannot read the format version of the file or manifest."""
-
-
-class ShardHeaderError(DatastoreError, ValueError):
-    """The header of a shard file is damaged, or its fields contradict each other."""
-
-
-class ShardSizeError(DatastoreError, ValueError):
-    """A shard file is shorter or longer than its header says."""
-
-
-class MixedBuildError(DatastoreError, ValueError):
-    """Files of different builds are mixed: each is intact, but they do not belong together."""
-
-
-class PartError(DatastoreError, ValueError):
-    """There is no such part of a datastore, or services do not have the parts of one: one twice, of another build."""
-
-
-class ChecksumError(DatastoreError, ValueError):
-    """The content of a shard file does not match its recorded checksum."""
-
-
-class SuffixOrderError(DatastoreError, ValueError):
-    """A suffix array is not sorted, or does not hold the position of every token exactly once."""
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 class FetchError(DatastoreError, OSError):
-    """A datastore that lies elsewhere cannot be copied: unreachable, not what its manifest says, or no space here."""
+    """A datastore elsewhere cannot be copied: unreachable,
+    different from its manifest, or no space here.
+    """
 
 
 class DatastoreClosedError(DatastoreError, ValueError):
     """The datastore is closed."""
 
 
-class LiveDatastoreError(DatastoreError):
-    """A live datastore cannot do this."""
+class DocumentError(DatastoreError, ValueError):
+    """A document to be added is empty, too large or neither
+    text nor tokens, or its id is invalid.
+    """
 
 
-class LiveFormatError(LiveDatastoreError, ValueError):
-    """The directory is not a live datastore, or one of another release."""
-
-
-class DocumentError(LiveDatastoreError, ValueError):
-    """A document to be added is empty, too large or neither text nor tokens, or its id is invalid."""
-
-
-class WriterError(LiveDatastoreError, OSError):
+class WriterError(DatastoreError, OSError):
     """The live datastore was opened for reading, or another process writes it."""
 
 
-class StorageError(LiveDatastoreError, OSError):
-    """The documents of a live datastore cannot be written or read: no space, no permission, a failing disk, damage."""
+class StorageError(DatastoreError, OSError):
+    """The documents of a live datastore cannot be written or read:
+    no space, no permission, a failing disk, damage.
+    """
 
 
-class TokenizerError(RestStoreError):
-    """A tokenizer is unusable."""
-
-
-class TokenizerLoadError(TokenizerError, OSError):
+class TokenizerLoadError(RestStoreError, OSError):
     """A tokenizer cannot be loaded from this name or path."""
 
 
-class TokenizerMismatchError(TokenizerError, ValueError):
+class TokenizerMismatchError(RestStoreError, ValueError):
     """The tokenizer is not the one the datastore was built with."""
 
 
-class QueryError(RestStoreError):
-    """A query is invalid."""
+class QueryError(RestStoreError, ValueError):
+    """A query is invalid: its context is empty, or holds a token outside the vocabulary."""
 
 
 class ContextTypeError(QueryError, TypeError):
     """The context is not a one-dimensional sequence of integers."""
 
 
-class EmptyContextError(QueryError, ValueError):
-    """The context has no tokens."""
+class ArgumentError(RestStoreError, ValueError):
+    """An argument, an option, a setting or an address is out of range or malformed."""
 
 
-class TokenRangeError(QueryError, ValueError):
-    """A token id is outside the vocabulary of the datastore."""
+class SourceError(RestStoreError, TypeError):
+    """An object is not a source of drafts, is given twice, or there are too many.
+
+    Or outputs cannot be added to it.
+    """
 
 
-class LimitError(QueryError, ValueError):
-    """A limit (`max_nodes`, `max_suffix`, `max_depth`) is out of range."""
+class SessionClosedError(RestStoreError, ValueError):
+    """The session is closed."""
 
 
-class TreeError(RestStoreError, ValueError):
-    """The arrays are not a valid draft tree."""
+class DataFileError(RestStoreError, ValueError):
+    """Recordings, results or a calibration are unreadable, incomplete or of another release."""
 
 
 class ServiceError(RestStoreError):
@@ -212,16 +173,14 @@ class ServeError(ServiceError, OSError):
     """The service cannot start: its address, certificates, tokens or options are not usable."""
 
 
-class TargetError(ServiceError, ValueError):
-    """A client's address, token, certificate or list of datastores is not valid."""
-
-
 class ServiceUnavailableError(ServiceError, ConnectionError):
     """The service cannot be reached, disconnected during the call, or is shutting down."""
 
 
 class DatastoreUnavailableError(ServiceUnavailableError):
-    """The files of an open datastore can no longer be read, in this process or in the service that answers."""
+    """The files of an open datastore can no longer be read, in this
+    process or in the service that answers.
+    """
 
 
 class DeadlineError(ServiceError, TimeoutError):
@@ -237,107 +196,42 @@ class AuthenticationError(ServiceError, PermissionError):
 
 
 class PermissionDeniedError(ServiceError, PermissionError):
-    """The service accepts the token, but not for this: it may only read, or is for other datastores."""
+    """The service accepts the token, but not for this: it may only
+    read, or is for other datastores.
+    """
 
 
 class UnknownDatastoreError(ServiceError, LookupError):
     """The service has no datastore of that name."""
 
 
-class MessageSizeError(ServiceError, ValueError):
+class ProtocolError(ServiceError, ValueError):
+    """A message is malformed, contradicts itself, or cannot come at this place of a stream."""
+
+
+class MessageSizeError(ProtocolError):
     """A request or an answer is larger than the service or the client accepts."""
 
 
-class MessageOrderError(ServiceError, ValueError):
-    """A message of a stream cannot come here, such as a second opening of a session."""
+class NotSupportedError(RestStoreError, ValueError):
+    """The model, its cache or the generation mode cannot verify
+    drafts (encoder-decoder models, beam search...).
+    """
 
 
-class ProtocolError(ServiceError, ValueError):
-    """The answer of a service is malformed or contradicts itself."""
-
-
-class ServiceInternalError(ServiceError, RuntimeError):
-    """The service failed internally."""
-
-
-class NativeKernelError(RestStoreError, ImportError):
-    """The compiled kernel is missing; datastores and draft sessions need it."""
-
-
-class SessionError(RestStoreError):
-    """A draft session cannot do what it was called for."""
-
-
-class SourceError(SessionError, TypeError):
-    """An object is not a source of continuations, a source is given twice, or there are too many."""
-
-
-class SessionClosedError(SessionError, ValueError):
-    """The draft session is closed."""
-
-
-class BatchError(SessionError, ValueError):
-    """What was passed for a batch is no list of different sessions, or not of its length."""
-
-
-class CalibrationError(RestStoreError, ValueError):
-    """The file is not a calibration, is damaged, or belongs to another release."""
-
-
-class RecordingError(RestStoreError, ValueError):
-    """Recordings cannot be read, or are too few to fit or to report."""
-
-
-class ResultsError(RestStoreError, ValueError):
-    """Benchmark results cannot be read, or lack what a report needs."""
-
-
-class GenerationError(RestStoreError):
-    """Text cannot be generated with drafts."""
-
-
-class ModelNotSupportedError(GenerationError, ValueError):
-    """Draft trees cannot be verified with this model (encoder-decoder, recurrent, ALiBi...)."""
-
-
-class ModeNotSupportedError(GenerationError, ValueError):
-    """The generation mode is not decided token by token (beam search, guidance...)."""
-
-
-class CacheNotSupportedError(GenerationError, ValueError):
-    """The key-value cache cannot hold a draft tree (quantized, offloaded, recurrent...)."""
-
-
-class NoTokenizerError(GenerationError, TypeError):
-    """Text goes in or comes out, stop strings included, and there is no tokenizer to read or write it with."""
-
-
-class RememberError(GenerationError, TypeError):
-    """`remember` is neither a live datastore, a client of one, nor another object that takes documents."""
-
-
-class PromptError(GenerationError, ValueError):
-    """The prompt is neither text, nor messages that the chat template takes, nor token ids in rows of equal length."""
-
-
-class DraftingWarning(RuntimeWarning):
-    """A session or source stopped, nothing was drafted, or an output was not remembered; the text is as without."""
-
-
-class PromptWarning(UserWarning):
-    """A prompt was probably meant otherwise, such as a question to a chat model that was continued as text."""
-
-
-class ModelLoadError(GenerationError, OSError):
+class ModelLoadError(RestStoreError, OSError):
     """A model cannot be loaded from this name or path."""
 
 
 class MissingExtraError(RestStoreError, ImportError):
-    """A name of rest-store needs an optional package that is not installed; the message names the extra."""
+    """A name of rest-store needs an optional package that is not installed.
+
+    The message names the extra.
+    """
 
 
-class EngineSettingsError(RestStoreError, ValueError):
-    """A setting of a drafter inside a serving engine is unknown, or has the wrong type."""
+class NativeKernelError(RestStoreError, ImportError):
+    """The compiled kernel is missing; datastores and draft sessions need it."""
 
 
 class BuildError(RestStoreError):
@@ -345,7 +239,9 @@ class BuildError(RestStoreError):
 
 
 class CorpusError(BuildError, ValueError):
-    """A corpus cannot be read."""
+    """A corpus cannot be read, has no text, or has a document that
+    is too large for the memory of the build.
+    """
 
 
 class CorpusNotFoundError(CorpusError, FileNotFoundError):
@@ -356,36 +252,43 @@ class CorpusFormatError(CorpusError):
     """The content of a corpus does not have the expected format."""
 
 
-class DocumentSizeError(CorpusError):
-    """A document or record is larger than what a build holds in memory at once."""
-
-
-class EmptyCorpusError(CorpusError):
-    """The corpora have no documents, or only empty ones."""
-
-
 class OutputError(BuildError, OSError):
-    """The datastore cannot be written: no space, no permission, or the directory holds something else."""
+    """The datastore cannot be written: no space, no permission, or
+    the directory holds something else.
+    """
 
 
 class MemoryBudgetError(BuildError, ValueError):
-    """The memory budget is too small for what must be in memory at once."""
+    """The memory budget is too small for the data that must be in memory at once."""
 
 
 class WorkerError(BuildError, ChildProcessError):
-    """A process that works for a build ended unexpectedly, again and again."""
-
-
-class ClusterError(BuildError, ConnectionError):
-    """A Ray cluster cannot be reached, or its nodes differ from this one or cannot see the files of the build."""
+    """A process that builds ended again and again, or a Ray cluster
+    cannot be reached or cannot build this.
+    """
 
 
 class ResumeError(BuildError, ValueError):
     """There is no unfinished build to resume, or it has other inputs or options, or is damaged."""
 
 
+class DraftingWarning(RuntimeWarning):
+    """A session or source stopped, nothing was drafted, or an output was not remembered.
+
+    The text is unchanged.
+    """
+
+
+class PromptWarning(UserWarning):
+    """A prompt was probably meant otherwise, such as a
+    question to a chat model continued as text.
+    """
+
+
 def describe(where: object, what: str, found: object, expected: object) -> str:
-    """Return the message of a validation error: ``{where}: {what} is {found}, expected {expected}``."""
+    """Return the message of a validation error: ``{where}: {what}
+    is {found}, expected {expected}``.
+    """
     return f"{where}: {what} is {found}, expected {expected}"
 
 

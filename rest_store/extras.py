@@ -8,9 +8,14 @@ from contextlib import contextmanager
 from rest_store.errors import MissingExtraError, describe
 
 EXTRAS = {
-    **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client"), "server"),
+    **dict.fromkeys(
+        ("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client"),
+        "server",
+    ),
     "torch": "hf",
-    **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "jinja2", "gguf", "fsspec", "pathspec"), "build"),
+    **dict.fromkeys(
+        ("tokenizers", "pydivsufsort", "pyarrow", "jinja2", "gguf", "fsspec", "pathspec"), "build"
+    ),
     **dict.fromkeys(("transformers", "huggingface_hub"), "build"),
     **dict.fromkeys(("s3fs", "gcsfs", "aiohttp"), "remote"),
     "ray": "ray",
@@ -20,7 +25,9 @@ EXTRAS = {
 
 @contextmanager
 def named_extras(where: str) -> Iterator[None]:
-    """Import packages inside; one of an extra that is not installed raises an error which names the extra.
+    """Import packages inside.
+
+    One of an extra that is not installed raises an error which names the extra.
 
     Args:
         where: what needs the packages.
@@ -35,4 +42,6 @@ def named_extras(where: str) -> Iterator[None]:
         if package not in EXTRAS:
             raise
         expected = f"it to be installed: pip install 'rest-store[{EXTRAS[package]}]'"
-        raise MissingExtraError(describe(where, f"the package '{package}'", "missing", expected)) from error
+        raise MissingExtraError(
+            describe(where, f"the package '{package}'", "missing", expected)
+        ) from error

@@ -1,4 +1,6 @@
-"""Options and settings that commands of several packages share, so that they are the same everywhere."""
+"""Options and settings that commands of several packages share, so
+that they are the same everywhere.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,23 @@ LOCATION = click.Path(readable=False)  # a directory, or an address; shells comp
 Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)
 Decorator = Callable[[Command], Command]
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to standard output.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object to standard output."
+)
 model_option = click.option(
     "--model", metavar="MODEL", required=True, help="Hugging Face name, directory or GGUF file."
 )
 device_option = click.option(
-    "--device", metavar="DEVICE", show_default="where it is loaded", help="Where the model runs, such as cuda."
+    "--device",
+    metavar="DEVICE",
+    show_default="where it is loaded",
+    help="Where the model runs, such as cuda.",
 )
 
 
 class RenamedOptions(click.Command):
-    """A command some of whose options had another name: for one more release that one works too, with a note.
+    """A command some of whose options had another name: for one
+    more release that one works too, with a note.
 
     Args:
         renamed: the new name of each option by its old one, such as {"--memory": "--history"}.
@@ -54,18 +62,25 @@ class RenamedOptions(click.Command):
         option, equals, value = argument.partition("=")
         if option not in self._renamed:
             return argument
-        click.echo(f"Warning: {option} is now {self._renamed[option]}; the next release knows no other", err=True)
+        click.echo(
+            f"Warning: {option} is now {self._renamed[option]}; the next release knows no other",
+            err=True,
+        )
         return f"{self._renamed[option]}{equals}{value}"
 
 
 class Group(click.Group):
-    """A group of commands that shows the first sentence of each in full, and knows which name is meant."""
+    """A group of commands that shows the first sentence of each in
+    full, and knows which name is meant.
+    """
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, one.get_short_help_str(500)) for name, one in commands.items() if one])
+            formatter.write_dl(
+                [(name, one.get_short_help_str(500)) for name, one in commands.items() if one]
+            )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -77,7 +92,9 @@ class Group(click.Group):
             similar = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             if not similar:
                 raise
-            raise click.UsageError(f"No such command '{args[0]}'. Did you mean '{similar[0]}'?", ctx) from error
+            raise click.UsageError(
+                f"No such command '{args[0]}'. Did you mean '{similar[0]}'?", ctx
+            ) from error
 
 
 class FloatRange(click.FloatRange):
@@ -91,14 +108,20 @@ class FloatRange(click.FloatRange):
         return number
 
 
-def to_be_written(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Make the folder of a file to be written, and refuse one that cannot be, before anything costly is done."""
+def to_be_written(
+    context: click.Context, parameter: click.Parameter, path: Path | None
+) -> Path | None:
+    """Make the folder of a file to be written, and refuse one that
+    cannot be, before anything costly is done.
+    """
     if path is not None and not context.resilient_parsing:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
         except OSError as error:
-            raise click.BadParameter(f"{path} cannot be written; {path.parent}: {error.strerror}") from error
+            raise click.BadParameter(
+                f"{path} cannot be written; {path.parent}: {error.strerror}"
+            ) from error
         if not is_writable:
             raise click.BadParameter(f"{path} cannot be written")
     return path
@@ -116,7 +139,13 @@ def max_nodes_option(default: Any = None, *, least: int = 1, **settings: Any) ->
     help_text += " Repeatable." if settings.get("multiple") else ""
     if default is not None:
         settings["default"] = default
-    return click.option("--max-nodes", metavar="N", type=click.IntRange(least, MAX_NODES), help=help_text, **settings)
+    return click.option(
+        "--max-nodes",
+        metavar="N",
+        type=click.IntRange(least, MAX_NODES),
+        help=help_text,
+        **settings,
+    )
 
 
 def max_new_tokens_option(default: int = 256, *, least: int = 1) -> Decorator[Any]:
@@ -133,4 +162,9 @@ def max_new_tokens_option(default: int = 256, *, least: int = 1) -> Decorator[An
 def dtype_option(default: str) -> Decorator[Any]:
     """Return `--dtype`."""
     types = click.Choice(["auto", "float32", "bfloat16", "float16"])
-    return click.option("--dtype", type=types, default=default, help="Type of the weights; auto: as they are stored.")
+    return click.option(
+        "--dtype",
+        type=types,
+        default=default,
+        help="Type of the weights; auto: as they are stored.",
+    )

@@ -1,7 +1,8 @@
-"""Seams to other packages: a table of what is relied on in one, and the check that the installed release is like it.
+"""Seams to other packages: a table of what is relied on in one, and
+the check that the installed release is like it.
 
-Each engine's package, and that of generation with transformers, has one table, `PARTS` of its module `seam`. It is
-checked at the start.
+Each engine's package, and that of generation with transformers, has one table, `PARTS` of its
+module `seam`. It is checked at the start.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Part(NamedTuple):
         place: `module:name`, or `module:Class.name` for what objects of a class have.
         parameters: names of the first parameters, with `self`; None: it is read and not called.
         others: names of further parameters that are passed by name.
-        is_whole: whether there are no more parameters, since a function of ours is called in its place.
+        is_whole: whether there are no more parameters, since a function of ours is called in its
+            place.
     """
 
     place: str
@@ -57,21 +59,32 @@ def difference(part: Part, function: Callable[..., Any] | None = None) -> str | 
     first = names if part.is_whole else names[: len(part.parameters)]
     if first != part.parameters or not set(part.others) <= set(names):
         expected = [*part.parameters, *part.others]
-        return f"{what} takes {', '.join(names) or 'nothing'}, expected {', '.join(expected) or 'nothing'}"
+        return (
+            f"{what} takes {', '.join(names) or 'nothing'}, expected"
+            f" {', '.join(expected) or 'nothing'}"
+        )
     return None
 
 
 def _has(place: str) -> bool:
-    """Return whether there is something at a place; raise ImportError or AttributeError if its owner is absent."""
+    """Return whether there is something at a place.
+
+    Raise ImportError or AttributeError if its owner is absent.
+    """
     module, _, path = place.partition(":")
     owner_path, _, name = path.rpartition(".")
-    owner = pkgutil.resolve_name(f"{module}:{owner_path}") if owner_path else pkgutil.resolve_name(module)
+    owner = (
+        pkgutil.resolve_name(f"{module}:{owner_path}")
+        if owner_path
+        else pkgutil.resolve_name(module)
+    )
     return hasattr(owner, name) or (isinstance(owner, type) and name in attributes_of(owner))
 
 
 @functools.cache
 def attributes_of(owner: type) -> frozenset[str]:
-    """Return the attributes that objects of a class have of their own: fields, and what methods assign to `self`.
+    """Return the attributes that objects of a class have of their
+    own: fields, and what methods assign to `self`.
 
     Those of a class whose source is not there remain unknown, except for its fields.
     """
@@ -82,12 +95,16 @@ def attributes_of(owner: type) -> frozenset[str]:
 
 
 def assigned_in(definition: type | Callable[..., Any]) -> set[str]:
-    """Return the attributes of `self` that the source of a class or a method assigns, and a class's annotated names."""
+    """Return the attributes of `self` that the source of a class or
+    a method assigns, and a class's annotated names.
+    """
     tree = _source_of(definition)
     assigned = {
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and ast.unparse(node.value) == "self"
     }
     bodies = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
     annotated = {
@@ -100,11 +117,15 @@ def assigned_in(definition: type | Callable[..., Any]) -> set[str]:
 
 
 def read_in(definition: type | Callable[..., Any], owner: str) -> set[str]:
-    """Return the attributes of `owner`, such as `self.corpus`, that the source of something reads or calls."""
+    """Return the attributes of `owner`, such as `self.corpus`, that
+    the source of something reads or calls.
+    """
     return {
         node.attr
         for node in ast.walk(_source_of(definition))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and ast.unparse(node.value) == owner
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and ast.unparse(node.value) == owner
     }
 
 

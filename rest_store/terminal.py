@@ -37,7 +37,8 @@ def loading(what: str) -> Iterator[None]:
 
 
 def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], str]) -> str:
-    """Return the match and the tree as lines of text, most frequent branches first, chains of equal counts on one line.
+    """Return the match and the tree as lines of text, most frequent
+    branches first, chains of equal counts on one line.
 
     Args:
         tree: what a source drafted for `context`.
@@ -58,10 +59,15 @@ def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], s
         for child in children:
             last = child == children[-1]
             chain = [child]
-            while len(below := tree.children(chain[-1])) == 1 and tree.counts[below[0]] == tree.counts[child]:
+            while (
+                len(below := tree.children(chain[-1])) == 1
+                and tree.counts[below[0]] == tree.counts[child]
+            ):
                 chain.append(int(below[0]))
             text = " ".join(label(int(tree.tokens[node])) for node in chain)
-            lines.append(f"{int(tree.counts[child]):>{width},} {before}{'└─' if last else '├─'} {text}")
+            lines.append(
+                f"{int(tree.counts[child]):>{width},} {before}{'└─' if last else '├─'} {text}"
+            )
             draw(chain[-1], before + ("   " if last else "│  "))
 
     draw(-1, "")
@@ -71,10 +77,20 @@ def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], s
 def draft_as_json(
     tree: TokenTree, context: Sequence[int], text_of: Callable[[int], str] | None = None
 ) -> dict[str, Any]:
-    """Return the match and the tree as a JSON object; nodes in tree order, `parent` -1 for a child of the context."""
-    columns = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist(), tree.counts.tolist(), strict=True)
+    """Return the match and the tree as a JSON object.
+
+    Nodes in tree order, `parent` -1 for a child of the context.
+    """
+    columns = zip(
+        tree.tokens.tolist(),
+        tree.parents.tolist(),
+        tree.depths.tolist(),
+        tree.counts.tolist(),
+        strict=True,
+    )
     nodes: list[dict[str, Any]] = [
-        {"token": token, "parent": parent, "depth": depth, "count": count} for token, parent, depth, count in columns
+        {"token": token, "parent": parent, "depth": depth, "count": count}
+        for token, parent, depth, count in columns
     ]
     if text_of is not None:
         for node in nodes:

@@ -20,13 +20,17 @@ from tests.shared.models import CHATML, byte_level_bpe
 # A background job ignores interrupts, and so do its children; some tests interrupt their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadlines, because machines may be slow. Under the sanitizers an example takes ten times as long.
+# No deadlines, because machines may be slow. Under the sanitizers an example takes ten times as
+# long.
 settings.register_profile("default", deadline=None)
-settings.register_profile("sanitize", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "sanitize", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-# Outputs that are queued have two seconds to be written; a machine that is busy with other things has a minute.
+# Outputs that are queued have two seconds to be written; a machine that is busy with other things
+# has a minute.
 flush.__defaults__ = (60.0,)
 
 

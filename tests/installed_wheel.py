@@ -1,4 +1,6 @@
-"""What an installed wheel must do with nothing but its own dependencies; cibuildwheel runs this for each wheel.
+"""What an installed wheel must do with nothing but its own dependencies.
+
+Cibuildwheel runs this for each wheel.
 
 python -I tests/installed_wheel.py    # -I, or tests/build_index would stand for the package of that name
 """
@@ -11,13 +13,17 @@ import build_index
 import rest_store
 from rest_store import _kernel
 
-GOLDEN = Path(__file__).resolve().parent / "datastore" / "golden" / "two-byte"  # 1 2 3 1 2, 299, 0 1, and 5 5 5
+GOLDEN = (
+    Path(__file__).resolve().parent / "datastore" / "golden" / "two-byte"
+)  # 1 2 3 1 2, 299, 0 1, and 5 5 5
 
 
 def main() -> None:
     source = Path(__file__).resolve().parents[1]
     for package in (rest_store, build_index):
-        assert source not in Path(package.__file__).resolve().parents, f"{package.__name__} is that of the source tree"
+        assert source not in Path(package.__file__).resolve().parents, (
+            f"{package.__name__} is that of the source tree"
+        )
     with rest_store.Datastore.open(GOLDEN) as store:
         match = store.longest_suffix_match([7, 1, 2])
         assert (match.length, match.count) == (2, 2)

@@ -29,7 +29,9 @@ def datastore(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="rest-store")
+    result = CliRunner().invoke(
+        main, [str(argument) for argument in arguments], prog_name="rest-store"
+    )
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -46,8 +48,14 @@ def test_query_draws_the_tree_of_the_longest_match(datastore: Path) -> None:
 
 
 def test_query_says_when_nothing_matches_or_nothing_follows(datastore: Path) -> None:
-    assert run("query", datastore, "--tokens", "299")[1] == "no match: the last token of the context does not occur\n"
-    assert run("query", datastore, "--tokens", "9")[1].splitlines()[1] == "no continuation: documents end after it"
+    assert (
+        run("query", datastore, "--tokens", "299")[1]
+        == "no match: the last token of the context does not occur\n"
+    )
+    assert (
+        run("query", datastore, "--tokens", "9")[1].splitlines()[1]
+        == "no continuation: documents end after it"
+    )
 
 
 def test_query_as_json_is_one_object(datastore: Path) -> None:
@@ -73,7 +81,9 @@ def test_info_shows_what_and_how_big(datastore: Path) -> None:
     assert facts["size"] == sum(path.stat().st_size for path in datastore.glob("shard-*"))
 
 
-def test_info_fits_into_80_columns_the_most_important_first(datastore: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_fits_into_80_columns_the_most_important_first(
+    datastore: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def change(fields: dict[str, Any]) -> None:
         fields["corpora"] = [{"corpus": "a long name " * 9, "documents": 3}]
 
@@ -107,7 +117,9 @@ def test_what_a_terminal_would_obey_is_shown_as_escapes(datastore: Path) -> None
 
 
 @pytest.mark.parametrize("full", [[], ["--full"]])
-def test_check_passes_a_good_datastore_and_names_a_bad_one(datastore: Path, full: list[str]) -> None:
+def test_check_passes_a_good_datastore_and_names_a_bad_one(
+    datastore: Path, full: list[str]
+) -> None:
     status, out, _ = run("check", datastore, *full)
     assert status == 0
     assert ": valid: " in out
@@ -125,7 +137,10 @@ def test_check_passes_a_good_datastore_and_names_a_bad_one(datastore: Path, full
 def test_a_failure_is_one_line_and_status_1(tmp_path: Path, command: list[str]) -> None:
     status, out, err = run(command[0], tmp_path / "absent", *command[1:])
     assert (status, out) == (1, "")
-    assert err == f"Error: {tmp_path / 'absent'}: datastore is absent (no such directory), expected a built one\n"
+    assert (
+        err == f"Error: {tmp_path / 'absent'}: datastore is absent (no such directory), expected a"
+        " built one\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,13 +159,19 @@ def test_bad_usage_is_status_2(datastore: Path, arguments: list[str]) -> None:
     assert "Error: " in err
 
 
-@pytest.mark.parametrize(("option", "most"), [("--max-suffix", 64), ("--max-depth", 32), ("--max-nodes", 1024)])
-def test_a_limit_out_of_range_is_bad_usage_that_says_the_range(datastore: Path, option: str, most: int) -> None:
+@pytest.mark.parametrize(
+    ("option", "most"), [("--max-suffix", 64), ("--max-depth", 32), ("--max-nodes", 1024)]
+)
+def test_a_limit_out_of_range_is_bad_usage_that_says_the_range(
+    datastore: Path, option: str, most: int
+) -> None:
     status, _, err = run("query", datastore, "--tokens", "1", option, 5000)
     assert (status, f"5000 is not in the range 1<=x<={most}" in err) == (2, True)
 
 
-def test_ctrl_c_is_one_line_and_the_status_of_shells(datastore: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_one_line_and_the_status_of_shells(
+    datastore: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -159,16 +180,25 @@ def test_ctrl_c_is_one_line_and_the_status_of_shells(datastore: Path, monkeypatc
 
 
 @pytest.mark.parametrize(("no_color", "shown"), [("", "\x1b[2mtext\x1b[0m\n"), ("1", "text\n")])
-def test_no_color_is_honoured(no_color: str, shown: str, datastore: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_honoured(
+    no_color: str, shown: str, datastore: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setattr("rest_store.cli.table", lambda _: click.style("text", dim=True))
     result = CliRunner().invoke(main, ["info", str(datastore)], color=True)
     assert result.output == shown
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_is_the_packages(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run("--version")[1] == f"rest-store, version {rest_store.__version__}\n"
-    done = subprocess.run([sys.executable, "-m", "rest_store", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "rest_store", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == f"rest-store, version {rest_store.__version__}\n"
     monkeypatch.setattr(sys, "argv", ["rest-build", "--version"])
     with pytest.raises(SystemExit) as end:
@@ -193,7 +223,9 @@ def test_grpc_is_not_imported_before_its_log_is_off() -> None:
         "import sys\nfrom rest_store.cli import main\nassert 'grpc' not in sys.modules\n"
         "main(['query', '127.0.0.1:1', '--tokens', '3', '--timeout', '1'])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert done.stderr.startswith("Error: 127.0.0.1:1: ")
 
@@ -209,7 +241,13 @@ def test_serve_sets_what_grpc_reads_as_it_is_imported() -> None:
         "main(['serve', 'absent'])"
     )
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     recent = tuple(map(int, importlib.metadata.version("grpcio").split(".")[:2])) >= (1, 80)
     assert (done.returncode, done.stdout) == (1, f"{recent}\n"), done.stderr
 
@@ -220,16 +258,22 @@ def test_commands_need_no_classes_of_click_that_take_types() -> None:
         "import click\nclick.ParamType.__class_getitem__ = None\n"
         "from rest_store.cli import main\nmain(['--help'])"  # which imports all commands
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
-# --- Configuration ----------------------------------------------------------------------------------------------------
+# --- Configuration --------------------------------------------------------------------------------
 
 
-def test_a_file_says_what_options_are_unless_they_are_given(datastore: Path, tmp_path: Path) -> None:
+def test_a_file_says_what_options_are_unless_they_are_given(
+    datastore: Path, tmp_path: Path
+) -> None:
     config = tmp_path / "rest-store.toml"
-    config.write_text(f'[query]\ndatastore = "{datastore}"\ntokens = "1 2 3"\nmax-nodes = 1\njson = true\n')
+    config.write_text(
+        f'[query]\ndatastore = "{datastore}"\ntokens = "1 2 3"\nmax-nodes = 1\njson = true\n'
+    )
     facts = json.loads(run("--config", config, "query")[1])
     assert (facts["context"], len(facts["nodes"])) == ([1, 2, 3], 1)
     assert len(json.loads(run("--config", config, "query", "--max-nodes", 2)[1])["nodes"]) == 2
@@ -260,13 +304,21 @@ def test_a_file_with_what_there_is_not_is_refused(text: str, fragment: str, tmp_
 
 def test_a_file_of_options_that_is_absent_is_named_once(tmp_path: Path) -> None:
     status, _, err = run("--config", tmp_path / "none", "query")
-    assert (status, err.count("none"), err.endswith("none: No such file or directory\n")) == (2, 1, True), err
+    assert (status, err.count("none"), err.endswith("none: No such file or directory\n")) == (
+        2,
+        1,
+        True,
+    ), err
 
 
 @pytest.mark.parametrize(
-    ("words", "similar"), [(["bild"], "build"), (["bench", "sped"], "speed"), (["live", "ad"], "add")]
+    ("words", "similar"),
+    [(["bild"], "build"), (["bench", "sped"], "speed"), (["live", "ad"], "add")],
 )
 def test_a_misspelt_command_gets_a_suggestion(words: list[str], similar: str) -> None:
     status, _, err = run(*words)
-    assert (status, f"Error: No such command '{words[-1]}'. Did you mean '{similar}'?" in err) == (2, True), err
+    assert (status, f"Error: No such command '{words[-1]}'. Did you mean '{similar}'?" in err) == (
+        2,
+        True,
+    ), err
     assert "Did you mean" not in run("xyzzy")[2]

@@ -1,4 +1,6 @@
-"""One command line: every command and every script in `benchmarks/` names and shows its options in the same way."""
+"""One command line: every command and every script in `benchmarks/`
+names and shows its options in the same way.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from rest_store.options import FILE
 
 ROOT = Path(__file__).resolve().parents[1]
 METAVARS = {
-    *("FILE", "DIR", "PATH", "LOCATION", "[NAME=]DIR", "ADDRESS", "[ADDRESS]", "HOST:PORT"),  # where
+    *(
+        "FILE",
+        "DIR",
+        "PATH",
+        "LOCATION",
+        "[NAME=]DIR",
+        "ADDRESS",
+        "[ADDRESS]",
+        "HOST:PORT",
+    ),  # where
     *("N", "I/N", "SECONDS", "SIZE", "T"),  # how much
     *("NAME", "NAME_OR_PATH", "MODEL", "DEVICE", "IDS", "GLOB", "TEXT", "TEXT_OR_FILE"),
 }
@@ -23,7 +34,9 @@ METAVARS = {
 WITHOUT_JSON = {"serve"}
 
 
-def walk(name: str, command: click.Command, parent: click.Context | None = None) -> Iterator[tuple[str, click.Context]]:
+def walk(
+    name: str, command: click.Command, parent: click.Context | None = None
+) -> Iterator[tuple[str, click.Context]]:
     """Yield all commands below `command` by their names, each with a context."""
     context = click.Context(command, info_name=name, parent=parent, **command.context_settings)
     if not isinstance(command, click.Group):
@@ -47,7 +60,9 @@ ALL = {**COMMANDS, **SCRIPTS}
 
 def options(context: click.Context) -> list[click.Option]:
     """Return the options of a command that its help shows, besides `--help`."""
-    return [one for one in context.command.params if isinstance(one, click.Option) and not one.hidden]
+    return [
+        one for one in context.command.params if isinstance(one, click.Option) and not one.hidden
+    ]
 
 
 def option(context: click.Context, name: str) -> click.Option | None:
@@ -69,13 +84,22 @@ def test_help_has_an_example_and_both_its_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_help_fits_80_columns_and_nothing_is_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_80_columns_and_nothing_is_cut(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     context = ALL[name]
-    shown = context.command.get_help(click.Context(context.command, info_name=name, **context.command.context_settings))
+    shown = context.command.get_help(
+        click.Context(context.command, info_name=name, **context.command.context_settings)
+    )
     assert max(map(len, shown.splitlines())) <= 80
     group = context.parent.command if context.parent is not None else main
-    assert "...\n" not in group.get_help(click.Context(group, info_name="rest-store")).partition("Commands:")[2]
+    assert (
+        "...\n"
+        not in group.get_help(click.Context(group, info_name="rest-store")).partition("Commands:")[
+            2
+        ]
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -83,13 +107,17 @@ def test_options_show_what_they_take_and_their_default(name: str) -> None:
     context = ALL[name]
     for one in options(context):
         assert one.help, f"{one.name} has no help"
-        assert not re.search(r"default:|May be repeated|Default", one.help), f"{one.name}: show_default says it"
+        assert not re.search(r"default:|May be repeated|Default", one.help), (
+            f"{one.name}: show_default says it"
+        )
         record = one.get_help_record(context)
         assert record is not None
         if not (one.is_flag or one.count or isinstance(one.type, click.Choice)):
             assert one.metavar in METAVARS, f"{one.name} takes {one.metavar}"
         if one.multiple:
-            assert "Repeatable." in one.help or "each document" in one.help, f"{one.name} may be given again"
+            assert "Repeatable." in one.help or "each document" in one.help, (
+                f"{one.name} may be given again"
+            )
         if one.to_info_dict()["default"] not in (None, ()) and not one.is_flag:
             assert "default: " in record[1], f"{one.name} has a default"
 
@@ -109,20 +137,28 @@ def test_json_is_a_flag_everywhere(name: str) -> None:
 def test_measurements_write_to_out(name: str) -> None:
     given = option(SCRIPTS[name], "--out")
     assert given is not None
-    assert given.get_help_record(SCRIPTS[name]) == option(COMMANDS["bench replay"], "--out").get_help_record(  # type: ignore[union-attr]
+    assert given.get_help_record(SCRIPTS[name]) == option(
+        COMMANDS["bench replay"], "--out"
+    ).get_help_record(  # type: ignore[union-attr]
         COMMANDS["bench replay"]
     )
 
 
-FILES = [name for name in ALL if (one := option(ALL[name], "--out")) is not None and one.type is FILE]
+FILES = [
+    name for name in ALL if (one := option(ALL[name], "--out")) is not None and one.type is FILE
+]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_done(name: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_done(
+    name: str, tmp_path: Path
+) -> None:
     out = option(ALL[name], "--out")
     assert out is not None
     (tmp_path / "file").touch()
-    with pytest.raises(click.BadParameter, match=r"file/out cannot be written; .*/file: File exists"):
+    with pytest.raises(
+        click.BadParameter, match=r"file/out cannot be written; .*/file: File exists"
+    ):
         out.process_value(ALL[name], str(tmp_path / "file" / "out"))
     assert out.process_value(ALL[name], str(tmp_path / "new" / "out")) == tmp_path / "new" / "out"
     assert list((tmp_path / "new").iterdir()) == [], "its folder is made"
@@ -137,7 +173,10 @@ def test_numbers_in_a_range_are_numbers(name: str) -> None:
 
 
 def meaning(one: click.Option) -> str:
-    """What an option says of itself up to the first colon, semicolon or period; after it, what the command adds."""
+    """What an option says of itself up to the first colon, semicolon or period.
+
+    After it, what the command adds.
+    """
     return re.split(r"[:;.](?:\s|$)", one.help or "")[0]
 
 
@@ -158,12 +197,17 @@ def test_an_option_of_one_name_is_one_option(shared: str) -> None:
         meanings.setdefault(meaning(one), []).append(name)
     assert len(meanings) == 1, meanings
     taken = {one.metavar for one in found.values()}
-    assert len(taken) == 1 or any(taken == {widest, *narrower} for widest, narrower in NARROWER.items()), taken
+    assert len(taken) == 1 or any(
+        taken == {widest, *narrower} for widest, narrower in NARROWER.items()
+    ), taken
     assert len({one.is_flag for one in found.values()}) == 1
 
 
 def test_options_that_stand_for_one_thing_have_one_name() -> None:
-    """`--memory` is RAM in every command; what was written before is `--history` where recordings are replayed."""
+    """`--memory` is RAM in every command.
+
+    What was written before is `--history` where recordings are replayed.
+    """
     assert set(BY_OPTION["--memory"]) == {"build"}
     assert set(BY_OPTION["--history"]) == {"bench replay"}
     assert set(BY_OPTION["--remember"]) == {"generate"}

@@ -13,13 +13,21 @@ import pytest
 from rest_store import errors
 from rest_store.errors import RestStoreError
 
-CLASSES = [value for _, value in inspect.getmembers(errors, inspect.isclass) if issubclass(value, RestStoreError)]
+CLASSES = [
+    value
+    for _, value in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(value, RestStoreError)
+]
 
 
 def drawn_bases() -> dict[str, tuple[str, ...]]:
-    """The bases of each class as the module's docstring draws them: the class above, the builtin at the right."""
+    """The bases of each class as the module's docstring draws them:
+    the class above, the builtin at the right.
+    """
     bases: dict[str, tuple[str, ...]] = {}
-    above: list[tuple[int, str]] = [(-1, "Exception")]  # column and name of the classes that may have children
+    above: list[tuple[int, str]] = [
+        (-1, "Exception")
+    ]  # column and name of the classes that may have children
     for line in (errors.__doc__ or "").splitlines():
         if (drawn := re.match(r"    ([|` -]*)(\w+Error)\b", line)) is None:
             continue
@@ -32,7 +40,9 @@ def drawn_bases() -> dict[str, tuple[str, ...]]:
 
 
 def test_the_drawing_is_true() -> None:
-    assert drawn_bases() == {kind.__name__: tuple(base.__name__ for base in kind.__bases__) for kind in CLASSES}
+    assert drawn_bases() == {
+        kind.__name__: tuple(base.__name__ for base in kind.__bases__) for kind in CLASSES
+    }
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
@@ -45,17 +55,30 @@ def test_bases_from_outside_are_builtin_errors(kind: type[RestStoreError]) -> No
 @pytest.fixture(scope="module")
 def names_in_tests() -> set[str]:
     """Names that the other tests use, beyond importing them."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(__file__).parent.rglob("test_*.py")]
+    trees = [
+        ast.parse(path.read_text(encoding="utf-8"))
+        for path in Path(__file__).parent.rglob("test_*.py")
+    ]
     return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 # Kinds only: bases are not raised. The builder's errors are its own tests' affair.
 @pytest.mark.parametrize(
-    "kind", [kind for kind in CLASSES if not kind.__subclasses__() and not issubclass(kind, errors.BuildError)]
+    "kind",
+    [
+        kind
+        for kind in CLASSES
+        if not kind.__subclasses__() and not issubclass(kind, errors.BuildError)
+    ],
 )
-def test_each_error_is_expected_in_a_test(kind: type[RestStoreError], names_in_tests: set[str]) -> None:
+def test_each_error_is_expected_in_a_test(
+    kind: type[RestStoreError], names_in_tests: set[str]
+) -> None:
     assert kind.__name__ in names_in_tests
 
 
 def test_messages_have_one_wording() -> None:
-    assert errors.describe("a.tokens", "size", "1 byte", 264) == "a.tokens: size is 1 byte, expected 264"
+    assert (
+        errors.describe("a.tokens", "size", "1 byte", 264)
+        == "a.tokens: size is 1 byte, expected 264"
+    )

@@ -16,8 +16,8 @@ import rest_store
 REST_STORE = Path(rest_store.__file__).parent
 BUILD_INDEX = Path(build_index.__file__).parent
 
-# What a package may import of this project, besides itself, its errors, its extras and the version in `rest_store`. A
-# module named `command` belongs to the commands, whatever package it stands in.
+# What a package may import of this project, besides itself, its errors, its extras and the version
+# in `rest_store`. A module named `command` belongs to the commands, whatever package it stands in.
 LAYERS = {
     "rest_store.errors": set[str](),
     "rest_store.extras": set[str](),
@@ -29,7 +29,15 @@ LAYERS = {
     "rest_store.live": {"datastore", "loading", "build_index"},
     "rest_store.drafting": {"datastore", "loading"},
     "rest_store.service": {"datastore", "loading", "live", "drafting", "v1", "options"},
-    "rest_store.generation": {"datastore", "loading", "live", "drafting", "service", "pages", "seam"},
+    "rest_store.generation": {
+        "datastore",
+        "loading",
+        "live",
+        "drafting",
+        "service",
+        "pages",
+        "seam",
+    },
     "rest_store.engines": {"datastore", "loading", "live", "drafting", "service", "seam"},
 }
 # These may import everything.
@@ -61,7 +69,9 @@ def path_of(module: str) -> Path:
 
 
 def imports_of(module: str) -> set[str]:
-    """Return what a module imports anywhere, dotted; names that it takes from a package stand for their modules.
+    """Return what a module imports anywhere, dotted.
+
+    Names that it takes from a package stand for their modules.
 
     Without what stands under `if TYPE_CHECKING`.
     """
@@ -69,7 +79,11 @@ def imports_of(module: str) -> set[str]:
     nodes: list[ast.AST] = [ast.parse(path_of(module).read_text(encoding="utf-8"))]
     while nodes:
         node = nodes.pop()
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        if (
+            isinstance(node, ast.If)
+            and isinstance(node.test, ast.Name)
+            and node.test.id == "TYPE_CHECKING"
+        ):
             continue
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
@@ -89,7 +103,9 @@ def package_of(module: str) -> str:
 
 
 def is_command(module: str) -> bool:
-    return package_of(module).removeprefix("rest_store.") in COMMANDS or module.endswith((".command", ".cli"))
+    return package_of(module).removeprefix("rest_store.") in COMMANDS or module.endswith(
+        (".command", ".cli")
+    )
 
 
 IMPORTS = {module: imports_of(module) for module in MODULES}
@@ -104,7 +120,11 @@ def test_imports_go_down(package: str) -> None:
         for module in MODULES
         if package_of(module) == package and not is_command(module)
         for own in [
-            {name for name in map(package_of, IMPORTS[module]) if name.startswith(("rest_store", "build_index"))}
+            {
+                name
+                for name in map(package_of, IMPORTS[module])
+                if name.startswith(("rest_store", "build_index"))
+            }
         ]
         if not own <= allowed
     }
@@ -112,14 +132,24 @@ def test_imports_go_down(package: str) -> None:
 
 
 def test_every_package_has_its_layer() -> None:
-    assert {package_of(module) for module in MODULES if not is_command(module)} == {*LAYERS, "rest_store"}
+    assert {package_of(module) for module in MODULES if not is_command(module)} == {
+        *LAYERS,
+        "rest_store",
+    }
 
 
 def test_there_are_no_circles() -> None:
     """Between modules, with what functions import; what only type checkers read may go around."""
-    left = {module: {name for name in IMPORTS[module] if name in MODULES} - {module} for module in MODULES}
-    while outside := {module for module in left if not left[module] or module not in set().union(*left.values())}:
-        left = {module: imported - outside for module, imported in left.items() if module not in outside}
+    left = {
+        module: {name for name in IMPORTS[module] if name in MODULES} - {module}
+        for module in MODULES
+    }
+    while outside := {
+        module for module in left if not left[module] or module not in set().union(*left.values())
+    }:
+        left = {
+            module: imported - outside for module, imported in left.items() if module not in outside
+        }
     assert left == {}
 
 
@@ -132,17 +162,25 @@ def test_the_server_and_its_clients_do_not_import_each_other() -> None:
 
 @pytest.mark.parametrize("package", HEAVY)
 def test_heavy_packages_stay_in_their_rooms(package: str) -> None:
-    users = {module for module in MODULES if package in {name.split(".")[0] for name in IMPORTS[module]}}
+    users = {
+        module for module in MODULES if package in {name.split(".")[0] for name in IMPORTS[module]}
+    }
     assert {module for module in users if not module.startswith(HEAVY[package])} == set()
 
 
 def test_no_import_by_string_gets_around_the_layers() -> None:
-    """Only the root and the command line import by name: public names, commands, and the one seam between layers.
+    """Only the root and the command line import by name: public
+    names, commands, and the one seam between layers.
 
-    Datastores that lie elsewhere are reached through a service or an object store. So `rest_store.datastore`, which may
-    not import the client, calls what the root has put in place (`rest_store.datastore.locations.reach`).
+    Datastores that lie elsewhere are reached through a service or an object store. So
+    `rest_store.datastore`, which may not import the client, calls what the root has put in place
+    (`rest_store.datastore.locations.reach`).
     """
-    users = {module for module in MODULES if "import_module" in path_of(module).read_text(encoding="utf-8")}
+    users = {
+        module
+        for module in MODULES
+        if "import_module" in path_of(module).read_text(encoding="utf-8")
+    }
     assert users == {"rest_store", "rest_store.cli"}
     seam = "rest_store.service.client.elsewhere"
     assert modules_named_in("rest_store") == {*rest_store._HOMES.values(), seam} & {*MODULES}
@@ -162,23 +200,50 @@ def modules_named_in(module: str) -> set[str]:
 def loaded_by(program: str) -> set[str]:
     """Return the top-level packages in memory after a fresh interpreter has run `program`."""
     program += "\nimport sys; print(*{name.split('.')[0] for name in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     return set(done.stdout.split())
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    assert not loaded_by("import rest_store") & {"numpy", "torch", "grpc", "transformers", "click", "build_index"}
+    assert not loaded_by("import rest_store") & {
+        "numpy",
+        "torch",
+        "grpc",
+        "transformers",
+        "click",
+        "build_index",
+    }
 
 
 def test_opening_datastores_needs_numpy_alone() -> None:
     loaded = loaded_by("import rest_store; rest_store.Datastore")
     assert "numpy" in loaded
-    assert not loaded & {"torch", "grpc", "transformers", "tokenizers", "pydivsufsort", "click", "build_index"}
+    assert not loaded & {
+        "torch",
+        "grpc",
+        "transformers",
+        "tokenizers",
+        "pydivsufsort",
+        "click",
+        "build_index",
+    }
 
 
 def test_the_command_line_starts_without_the_builders_packages() -> None:
-    loaded = loaded_by("from rest_store.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass")
-    assert not loaded & {"torch", "grpc", "transformers", "tokenizers", "pydivsufsort", "pyarrow", "datasets"}
+    loaded = loaded_by(
+        "from rest_store.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    )
+    assert not loaded & {
+        "torch",
+        "grpc",
+        "transformers",
+        "tokenizers",
+        "pydivsufsort",
+        "pyarrow",
+        "datasets",
+    }
 
 
 def test_public_names_exist_and_are_the_only_ones() -> None:
@@ -192,7 +257,10 @@ def test_type_checkers_see_the_names_that_are_imported() -> None:
     tree = ast.parse(path_of("rest_store").read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     stated = {
-        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
     assert stated == rest_store._HOMES
 
@@ -200,6 +268,10 @@ def test_type_checkers_see_the_names_that_are_imported() -> None:
 def test_only_bindings_know_python() -> None:
     """The kernel's headers are C++ alone; what meets Python stands in one folder."""
     sources = list((REST_STORE / "native").rglob("*.?pp"))
-    python = {path for path in sources if re.search(r"#include <(nanobind/|Python\.h)", path.read_text("utf-8"))}
+    python = {
+        path
+        for path in sources
+        if re.search(r"#include <(nanobind/|Python\.h)", path.read_text("utf-8"))
+    }
     assert python
     assert {path for path in python if path.parent.name != "python"} == set()

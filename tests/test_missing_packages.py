@@ -32,11 +32,14 @@ def test_a_command_without_its_packages_names_the_extra(
     monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]  # to import is what is not installed
     done = CliRunner().invoke(main, words.split())
     assert done.exit_code == 1
-    expected = f"the package '{package}' is missing, expected it to be installed: pip install 'rest-store[{extra}]'"
+    expected = (
+        f"the package '{package}' is missing, expected it to be installed: pip install"
+        f" 'rest-store[{extra}]'"
+    )
     assert done.stderr == f"Error: rest-store: {expected}\n"
 
 
-# --- Public names ----------------------------------------------------------------------------------------------------
+# --- Public names ---------------------------------------------------------------------------------
 
 NEEDED = {
     "build": ("pydivsufsort", ["LiveDatastore"]),
@@ -61,7 +64,9 @@ sys.meta_path.insert(0, Blocked())
 def in_bare_process(program: str) -> str:
     """Return what a program prints in a process in which no package of an extra can be imported."""
     program = BLOCKED.format(packages=set(EXTRAS)) + program
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -79,7 +84,10 @@ for name in {names!r}:
         assert isinstance(error, ImportError)
         print(error)
 """)
-    expected = f"the package '{package}' is missing, expected it to be installed: pip install 'rest-store[{extra}]'"
+    expected = (
+        f"the package '{package}' is missing, expected it to be installed: pip install"
+        f" 'rest-store[{extra}]'"
+    )
     assert shown.splitlines() == [f"rest_store.{name}: {expected}" for name in names]
 
 
@@ -125,7 +133,9 @@ def test_a_module_of_nobodys_extra_is_a_defect(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(done.exception, ModuleNotFoundError)
 
 
-def test_ids_are_asked_about_without_the_package_of_tokenizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_asked_about_without_the_package_of_tokenizers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "ds").mkdir()
     datastore = write_datastore(tmp_path / "ds", Corpus(300, [[[1, 2, 3, 4, 9], [1, 2, 3, 5]]]))
     (datastore / "tokenizer.json").write_text("{}")

@@ -32,10 +32,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def build_sdist(source: Path, out: Path) -> Path:
-    """Build a source distribution of `source` as a front end would; return the folder unpacked in `out`."""
+    """Build a source distribution of `source` as a front end would.
+
+    Return the folder unpacked in `out`.
+    """
     out.mkdir()
-    program = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", program, str(out)], check=True, cwd=source, capture_output=True)
+    program = (
+        "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, str(out)], check=True, cwd=source, capture_output=True
+    )
     (archive,) = out.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         files.extractall(out, filter="data")
@@ -61,11 +68,24 @@ def project() -> dict[str, Any]:
 
 
 def build_wheel(source: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Build in a copy of the environment whose editable install and compiler settings do not shine through."""
+    """Build in a copy of the environment whose editable install and
+    compiler settings do not shine through.
+    """
     clean = {name: value for name, value in os.environ.items() if name != "CXX"}
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
     command += ["--config-settings", f"build-dir={out / 'build'}", "-w", str(out), str(source)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=clean | environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=clean | environment
+    )
 
 
 def unpacked(out: Path) -> Path:
@@ -80,12 +100,20 @@ def run(package: Path, *words: object) -> subprocess.CompletedProcess[str]:
     site = [path for path in sys.path if path.endswith("site-packages")]
     environment = {"PYTHONPATH": os.pathsep.join([str(package), *site])}
     command = [sys.executable, "-S", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=package, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=package, env=environment
+    )
 
 
 def run_info(package: Path, datastore: Path) -> subprocess.CompletedProcess[str]:
     """Run the unpacked wheel's own command."""
-    return run(package, "-c", "from rest_store.cli import main; main(prog_name='rest-store')", "info", datastore)
+    return run(
+        package,
+        "-c",
+        "from rest_store.cli import main; main(prog_name='rest-store')",
+        "info",
+        datastore,
+    )
 
 
 @pytest.fixture
@@ -94,13 +122,27 @@ def datastore(tmp_path: Path) -> Path:
     return write_datastore(tmp_path / "ds", Corpus(300, [[[1, 2, 3]]]))
 
 
-def test_a_source_distribution_holds_what_a_build_needs_and_makes_itself_again(source: Path, tmp_path: Path) -> None:
+def test_a_source_distribution_holds_what_a_build_needs_and_makes_itself_again(
+    source: Path, tmp_path: Path
+) -> None:
     files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "rest_store/native/CMakeLists.txt", "build_index/cli.py"} <= files
-    assert not {path for path in files if path.startswith((".ci/", ".venv/", "build/", "benchmarks/results/"))}
+    assert {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "rest_store/native/CMakeLists.txt",
+        "build_index/cli.py",
+    } <= files
+    assert not {
+        path
+        for path in files
+        if path.startswith((".ci/", ".venv/", "build/", "benchmarks/results/"))
+    }
     assert not {path for path in files if path.endswith((".so", ".pyc"))}
     again = build_sdist(source, tmp_path / "again")
-    assert {path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file()} == files
+    assert {
+        path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file()
+    } == files
 
 
 @pytest.mark.slow
@@ -118,8 +160,12 @@ def test_a_wheel_carries_the_kernel_and_runs(source: Path, tmp_path: Path, datas
     shown = run_info(package, datastore)
     assert shown.returncode == 0, shown.stderr
     assert shown.stderr == ""
-    script = ROOT / "tests" / "installed_wheel.py"  # run so that its folder, with other packages, is not searched
-    checked = run(package, "-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
+    script = (
+        ROOT / "tests" / "installed_wheel.py"
+    )  # run so that its folder, with other packages, is not searched
+    checked = run(
+        package, "-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    )
     assert checked.returncode == 0, checked.stderr
     assert "_kernel" in checked.stdout
 
@@ -168,13 +214,16 @@ def test_wheels_are_made_for_the_pythons_that_are_named(metadata: Message) -> No
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
 
 
-# --- Versions --------------------------------------------------------------------------------------------------------
+# --- Versions -------------------------------------------------------------------------------------
 
 
 def requirements() -> list[Requirement]:
     """All that the package and its extras ask for."""
     asked = project()["project"]
-    lines = [*asked["dependencies"], *(line for extra in asked["optional-dependencies"].values() for line in extra)]
+    lines = [
+        *asked["dependencies"],
+        *(line for extra in asked["optional-dependencies"].values() for line in extra),
+    ]
     return [Requirement(line) for line in lines if not line.startswith("rest-store[")]
 
 
@@ -182,8 +231,14 @@ def pins(python: str) -> dict[str, str]:
     """The version of each package in constraints.txt for a Python."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()[1:]
     pinned = [Requirement(line) for line in lines]
-    chosen = [one for one in pinned if one.marker is None or one.marker.evaluate({"python_version": python})]
-    versions = {canonicalize_name(one.name): str(one.specifier).removeprefix("==") for one in chosen}
+    chosen = [
+        one
+        for one in pinned
+        if one.marker is None or one.marker.evaluate({"python_version": python})
+    ]
+    versions = {
+        canonicalize_name(one.name): str(one.specifier).removeprefix("==") for one in chosen
+    }
     assert len(versions) == len(chosen), "one pin for each package"
     return versions
 
@@ -191,7 +246,11 @@ def pins(python: str) -> dict[str, str]:
 @pytest.mark.parametrize("python", ["3.10", "3.12", "3.14"])
 def test_pins_are_what_the_package_asks_for(python: str) -> None:
     pinned = pins(python)
-    asked = [one for one in requirements() if one.marker is None or one.marker.evaluate({"python_version": python})]
+    asked = [
+        one
+        for one in requirements()
+        if one.marker is None or one.marker.evaluate({"python_version": python})
+    ]
     missing = {one.name for one in asked if canonicalize_name(one.name) not in pinned}
     assert missing == set()
     wrong = {
@@ -215,9 +274,19 @@ def test_the_workflow_runs_the_first_and_the_last_python_and_the_oldest_torch() 
     workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8"))
     tests = workflow["jobs"]["tests"]
     matrix = tests["strategy"]["matrix"]
-    named = [line.split(" :: ")[-1] for line in project()["project"]["classifiers"] if re.search(r":: 3\.\d", line)]
+    named = [
+        line.split(" :: ")[-1]
+        for line in project()["project"]["classifiers"]
+        if re.search(r":: 3\.\d", line)
+    ]
     assert (matrix["python"][0], matrix["python"][-1]) == (named[0], named[-1])
     assert set(matrix["python"]) <= set(named)
-    assert {*matrix["versions"], *(one["versions"] for one in matrix["include"])} == {"pinned", "newest", "oldest"}
-    (torch,) = {str(one.specifier).removeprefix(">=") for one in requirements() if one.name == "torch"}
+    assert {*matrix["versions"], *(one["versions"] for one in matrix["include"])} == {
+        "pinned",
+        "newest",
+        "oldest",
+    }
+    (torch,) = {
+        str(one.specifier).removeprefix(">=") for one in requirements() if one.name == "torch"
+    }
     assert f"TORCH=torch=={torch}" in "\n".join(step.get("run", "") for step in tests["steps"])

@@ -1,4 +1,6 @@
-"""What the documentation says is true: its commands, options, paths, links and metrics exist, and its Python runs."""
+"""What the documentation says is true: its commands, options, paths,
+links and metrics exist, and its Python runs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from tests.shared.strategies import Corpus, write_datastore
 
 
 def test_make_targets_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(
+        re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     pages = "".join(PAGES.values())
     named = {words[1] for words in words_of("make")} | set(re.findall(r"`make ([\w-]+)`", pages))
     assert {"demo", "test", "lint", "docs", "proto", "bench", "sanitize"} <= named <= targets
@@ -41,23 +45,35 @@ def test_the_test_command_of_ci_is_the_readmes() -> None:
 
 
 def options_of(command: click.Command, words: list[str]) -> None:
-    """Require that the options in `words` are those of `command`, or of what its first words name."""
+    """Require that the options in `words` are those of
+    `command`, or of what its first words name.
+    """
     named = []
-    while isinstance(command, click.Group) and len(named) < len(words) and not words[len(named)].startswith("-"):
+    while (
+        isinstance(command, click.Group)
+        and len(named) < len(words)
+        and not words[len(named)].startswith("-")
+    ):
         context = click.Context(command)
         assert words[len(named)] in command.list_commands(context)
         found = command.get_command(context, words[len(named)])
         assert found is not None
         command = found
         named.append(found.name)
-    words = words[: words.index("--")] if "--" in words else words  # what follows is another command's
+    words = (
+        words[: words.index("--")] if "--" in words else words
+    )  # what follows is another command's
     shown = CliRunner().invoke(command, ["--help"])
     assert shown.exit_code == 0
-    assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown.output))
+    assert {word for word in words if word.startswith("--")} <= set(
+        re.findall(r"--[a-z-]+", shown.output)
+    )
 
 
 @pytest.mark.parametrize(
-    "words", words_of("rest-store") + [["rest-store", "build", *words[1:]] for words in words_of("rest-build")]
+    "words",
+    words_of("rest-store")
+    + [["rest-store", "build", *words[1:]] for words in words_of("rest-build")],
 )
 def test_commands_take_the_options_shown(words: list[str]) -> None:
     options_of(main, words[1:])
@@ -74,8 +90,11 @@ def test_scripts_take_the_options_shown(words: list[str]) -> None:
 def test_the_example_of_queries_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo" / "python.ds").mkdir(parents=True)
-    write_datastore(tmp_path / "demo" / "python.ds", Corpus(49_152, [[[327, 335, 281, 2155, 24, 7, 8], [335, 281, 9]]]))
-    (*_, example) = python_blocks(README)
+    write_datastore(
+        tmp_path / "demo" / "python.ds",
+        Corpus(49_152, [[[327, 335, 281, 2155, 24, 7, 8], [335, 281, 9]]]),
+    )
+    *_, example = python_blocks(README)
     names: dict[str, object] = {}
     exec(example, names)
     assert names["store"].longest_suffix_match(names["context"]) == rest_store.SuffixMatch(5, 1)  # type: ignore[attr-defined]
@@ -92,9 +111,15 @@ def test_the_example_of_generation_runs(
     (source / "lines.py").write_text("def read_lines(path):\n    return path.read_text()\n" * 20)
     folder.mkdir()
     monkeypatch.chdir(folder)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|endoftext|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_bpe(), eos_token="<|endoftext|>"
+    )
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
     )
     tokenizer.save_pretrained("smollm2")
     LlamaForCausalLM(config).save_pretrained("smollm2")
@@ -139,8 +164,14 @@ def test_links_lead_somewhere(name: str) -> None:
     for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", PAGES[name]):
         target = (ROOT / name).parent / path if path else ROOT / name
         assert target.exists(), path
-        headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
-        assert not anchor or anchor in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
+        headings = (
+            re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            if anchor
+            else []
+        )
+        assert not anchor or anchor in {
+            re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings
+        }
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -152,7 +183,9 @@ def test_errors_and_commands_named_exist(name: str) -> None:
     assert commands <= set(main.list_commands(click.Context(main)))
 
 
-@pytest.mark.parametrize("name", ["docs/explanation/architecture.md", "docs/explanation/methods.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "name", ["docs/explanation/architecture.md", "docs/explanation/methods.md", "CONTRIBUTING.md"]
+)
 def test_paths_named_exist(name: str) -> None:
     """Of every path in back quotes with a folder; a folder ends with a slash."""
     tops = "rest_store|build_index|benchmarks|tests|docs|proto|deploy|examples"
@@ -163,7 +196,9 @@ def test_paths_named_exist(name: str) -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+    pages = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md")
+    )
     named = set(re.findall(r"^::: rest_store\.(\w+)$", pages, re.MULTILINE))
     assert set(rest_store.__all__) - {"__version__", "RestStoreError"} <= named
 
@@ -172,7 +207,11 @@ async def metrics_of_a_server(options: ServeOptions) -> set[str]:
     """The names of our metrics, as Prometheus shows them."""
     server = Server(options, "0.1.0")
     await server.start()
-    families = [family for family in server.metrics.registry.collect() if family.name.startswith("rest_store_")]
+    families = [
+        family
+        for family in server.metrics.registry.collect()
+        if family.name.startswith("rest_store_")
+    ]
     await server.drain()
     return {family.name + "_total" * (family.type == "counter") for family in families}
 
@@ -181,7 +220,9 @@ def test_the_reference_has_every_metric(tmp_path: Path) -> None:
     directory = write_datastore(tmp_path, Corpus(300, [[[1, 2]]]))
     options = ServeOptions([("a", directory)], metrics=Address.parse("127.0.0.1:0"))
     served = asyncio.run(metrics_of_a_server(options))
-    engines = {f"rest_store_engine_{name}_total" for name in COUNTERS} | {"rest_store_engine_sessions"}
+    engines = {f"rest_store_engine_{name}_total" for name in COUNTERS} | {
+        "rest_store_engine_sessions"
+    }
     assert min(len(served), len(engines)) >= 10
     page = PAGES["docs/reference/metrics.md"]
     assert sorted(re.findall(r"`(rest_store_\w+)`", page)) == sorted(served | engines)

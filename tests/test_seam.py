@@ -1,4 +1,6 @@
-"""Tables of what plug-ins rely on in engines: what differs is named, and nothing else is used than they list."""
+"""Tables of what plug-ins rely on in engines: what differs is
+named, and nothing else is used than they list.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,10 @@ def at(path: str) -> str:
         Part(at("called"), ("first", "second"), is_whole=True),
         Part(at("Fields.first")),
         Part(at("Fields.second")),
-        *(Part(at(f"Runner.{name}")) for name in ("of_base", "annotated", "constant", "assigned", "later", "shown")),
+        *(
+            Part(at(f"Runner.{name}"))
+            for name in ("of_base", "annotated", "constant", "assigned", "later", "shown")
+        ),
         Part(at("Runner.step"), ("self", "batch"), others=("wait",)),
     ],
 )
@@ -86,8 +91,14 @@ def test_an_engine_is_like_its_table(part: Part) -> None:
         (Part(at("Fields.third")), "an_engine.parts:Fields.third is absent"),
         (Part(at("Runner.batch")), "an_engine.parts:Runner.batch is absent"),
         (Part(at("Runner.constant"), ()), "an_engine.parts:Runner.constant is no function"),
-        (Part(at("called"), ("second",)), "an_engine.parts:called takes first, second, expected second"),
-        (Part(at("called"), ("first",), is_whole=True), "an_engine.parts:called takes first, second, expected first"),
+        (
+            Part(at("called"), ("second",)),
+            "an_engine.parts:called takes first, second, expected second",
+        ),
+        (
+            Part(at("called"), ("first",), is_whole=True),
+            "an_engine.parts:called takes first, second, expected first",
+        ),
         (
             Part(at("called"), ("first",), others=("third",)),
             "an_engine.parts:called takes first, second, expected first, third",
@@ -125,7 +136,9 @@ def test_what_has_no_source_is_known_by_its_fields(monkeypatch: pytest.MonkeyPat
 def listed(definition: type) -> set[str]:
     """Return what vLLM's table has of a class, whatever module it is in."""
     paths = [part.place.partition(":")[2] for part in (CREATE, *PARTS)]
-    return {path.partition(".")[2] for path in paths if path.partition(".")[0] == definition.__name__} - {""}
+    return {
+        path.partition(".")[2] for path in paths if path.partition(".")[0] == definition.__name__
+    } - {""}
 
 
 def test_stand_ins_of_vllm_are_like_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +149,12 @@ def test_stand_ins_of_vllm_are_like_its_table(monkeypatch: pytest.MonkeyPatch) -
 
 def classes_of(vllm: Vllm) -> list[type]:
     """Return the classes that stand in for vLLM's, without those of torch and the speculators."""
-    found = {one for module in vllm.modules.values() for one in vars(module).values() if isinstance(one, type)}
+    found = {
+        one
+        for module in vllm.modules.values()
+        for one in vars(module).values()
+        if isinstance(one, type)
+    }
     return [one for one in found if not issubclass(one, torch.nn.Module | ScriptedHead)]
 
 

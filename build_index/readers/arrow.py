@@ -1,6 +1,8 @@
-"""Arrow files and streams (IPC), as `datasets` keeps its data and pandas and polars write Feather: a document a row.
+"""Arrow files and streams (IPC), as `datasets` keeps its data and
+pandas and polars write Feather: a document a row.
 
-A record batch is held at once, of all columns if the file is a stream: `datasets` writes batches of at most 1,000 rows.
+A record batch is held at once, of all columns if the file is a stream: `datasets` writes batches of
+at most 1,000 rows.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from rest_store.errors import CorpusFormatError, describe
 
 _FILE_MAGIC = b"ARROW1"
 _STREAM_MARK = b"\xff\xff\xff\xff"
-_LARGEST_SCHEMA = 1 << 24
+_MAX_SCHEMA_BYTES = 1 << 24
 _KIND = "Arrow file"
 
 
@@ -32,12 +34,15 @@ def is_arrow(head: bytes) -> bool:
         return True
     if not head.startswith(_STREAM_MARK) or len(head) < 8:
         return False
-    (length,) = struct.unpack_from("<i", head, 4)  # of the message with the schema, in units of eight bytes
-    return bool(0 < length < _LARGEST_SCHEMA and length % 8 == 0)
+    (length,) = struct.unpack_from(
+        "<i", head, 4
+    )  # of the message with the schema, in units of eight bytes
+    return bool(0 < length < _MAX_SCHEMA_BYTES and length % 8 == 0)
 
 
 def arrow_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list[str], str]:
-    """Return the columns of an Arrow file that may hold documents, and all its columns as a text for messages.
+    """Return the columns of an Arrow file that may hold documents,
+    and all its columns as a text for messages.
 
     Raises:
         CorpusFormatError: not an intact Arrow file.
@@ -47,15 +52,17 @@ def arrow_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list[s
 
 
 def read_arrow(
-    file: BinaryIO, where: str, records: RecordReader, most_bytes: int, rows: Sequence[str] = ()
+    file: BinaryIO, where: str, records: RecordReader, max_bytes: int, rows: Sequence[str] = ()
 ) -> Iterator[Document]:
-    """Yield the documents of an Arrow file or stream; rows that are not UTF-8 are skipped and counted.
+    """Yield the documents of an Arrow file or stream.
+
+    Rows that are not UTF-8 are skipped and counted.
 
     Args:
         file: its bytes.
         where: its name in messages.
         records: extracts the document of each row.
-        most_bytes: most bytes that pyarrow reads at once: a record batch.
+        max_bytes: most bytes that pyarrow reads at once: a record batch.
         rows: Arrow files with the numbers of the rows to read, in any order; none: all.
 
     Yields:
@@ -64,19 +71,21 @@ def read_arrow(
     Raises:
         CorpusFormatError: not an intact Arrow file, or the needed column is absent.
         CorpusError: not readable.
-        DocumentSizeError: see `RecordReader.too_large`.
-        HeldAtOnceError: a record batch is larger than `most_bytes`.
+        CorpusError: see `RecordReader.too_large`.
+        HeldAtOnceError: a record batch is larger than `max_bytes`.
     """
     with _opened(file, where) as (table, _):
         columns = document_columns(table.schema, records.field)
         if not columns:
             expected = KNOWN_FIELDS if records.field is None else f"'{records.field}'"
-            raise CorpusFormatError(describe(where, "the list of columns", "without a known one", expected))
+            raise CorpusFormatError(
+                describe(where, "the list of columns", "without a known one", expected)
+            )
         places = [table.schema.get_field_index(name) for name in columns]
         reader = TableReader(table.schema, columns, records, where)
     chosen = _row_numbers(rows) if rows else None
     first = 0  # row of the batch
-    with _opened(file, where, places, most_bytes) as (_, batches):
+    with _opened(file, where, places, max_bytes) as (_, batches):
         for unchecked in batches:
             batch = _checked(unchecked, columns)
             numbers = np.arange(first, first + batch.num_rows)
@@ -86,12 +95,14 @@ def read_arrow(
                 batch, numbers = batch.filter(_mask(is_chosen)), numbers[is_chosen]
             size = rows_at_once(batch.nbytes, batch.num_rows)
             for start in range(0, batch.num_rows, size):
-                yield from reader.documents(batch.slice(start, size), numbers[start : start + size].tolist())
+                yield from reader.documents(
+                    batch.slice(start, size), numbers[start : start + size].tolist()
+                )
 
 
 @contextmanager
 def _opened(
-    file: BinaryIO, where: str, columns: list[int] | None = None, most_bytes: int | None = None
+    file: BinaryIO, where: str, columns: list[int] | None = None, max_bytes: int | None = None
 ) -> Iterator[tuple[Any, Iterator[Any]]]:
     """Give the reader of pyarrow, which has the schema, and the record batches.
 
@@ -99,13 +110,13 @@ def _opened(
         file: its bytes.
         where: its name in messages.
         columns: places of the columns to read; None: all.
-        most_bytes: most bytes read at once; None: no bound.
+        max_bytes: most bytes read at once; None: no bound.
     """
     with pyarrow_errors(where, _KIND) as pyarrow:
         file.seek(0)
         is_stream = not file.read(len(_FILE_MAGIC)).startswith(_FILE_MAGIC)
         file.seek(0)
-        bounded = _Bounded(file, where, most_bytes)
+        bounded = _Bounded(file, where, max_bytes)
         source = pyarrow.PythonFile(bounded, "r")
         options = pyarrow.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
         try:
@@ -122,7 +133,8 @@ def _opened(
 
 
 def _checked(batch: Any, columns: Sequence[str]) -> Any:
-    """Return the columns of a record batch, after a look at all offsets, which pyarrow would follow anywhere.
+    """Return the columns of a record batch, after a look at all
+    offsets, which pyarrow would follow anywhere.
 
     Texts become bytes: whether they are UTF-8 is seen row by row.
     """
@@ -133,14 +145,17 @@ def _checked(batch: Any, columns: Sequence[str]) -> Any:
     for name in columns:
         array = batch.column(name)
         if types.is_string(array.type) or types.is_large_string(array.type):
-            array = array.view(pyarrow.binary() if types.is_string(array.type) else pyarrow.large_binary())
+            array = array.view(
+                pyarrow.binary() if types.is_string(array.type) else pyarrow.large_binary()
+            )
         array.validate(full=True)
         arrays.append(array)
     return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 class _Bounded:
-    """A file that pyarrow cannot close, and of which it reads no more at once than there is room for.
+    """A file that pyarrow cannot close, and of which it reads no
+    more at once than there is room for.
 
     Attributes:
         error: raised to pyarrow; None: there was always room.
@@ -149,11 +164,11 @@ class _Bounded:
     closed = False
     error: HeldAtOnceError | None = None
 
-    def __init__(self, file: BinaryIO, where: str, most_bytes: int | None) -> None:
+    def __init__(self, file: BinaryIO, where: str, max_bytes: int | None) -> None:
         self.seek, self.tell = file.seek, file.tell
         self._file = file
         self._where = where
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
         self._size = file.seek(0, io.SEEK_END)
         file.seek(0)
 
@@ -162,7 +177,9 @@ class _Bounded:
             return b""  # so that pyarrow says that the file is too short
         if self._most_bytes is not None and size > self._most_bytes:
             again = "smaller batches (writer_batch_size of datasets, max_chunksize of pyarrow)"
-            self.error = HeldAtOnceError.of(self._where, "a record batch", size, self._most_bytes, again)
+            self.error = HeldAtOnceError.of(
+                self._where, "a record batch", size, self._most_bytes, again
+            )
             raise self.error
         return self._file.read(size)
 
@@ -187,7 +204,9 @@ def _row_numbers(paths: Sequence[str]) -> Any:
     parts = []
     for path in paths:
         with open_file(path) as file, _opened(file, path) as (_, batches):
-            parts += [batch.column(0).to_numpy(zero_copy_only=False).astype(np.int64) for batch in batches]
+            parts += [
+                batch.column(0).to_numpy(zero_copy_only=False).astype(np.int64) for batch in batches
+            ]
     return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
 
 

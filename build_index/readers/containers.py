@@ -32,7 +32,8 @@ class Member:
     """A file in an archive.
 
     Attributes:
-        name: its path, with forward slashes and without a slash or `..` that would lead out of the archive.
+        name: its path, with forward slashes and without a slash or `..` that would lead out of the
+            archive.
         size: bytes.
         content: what can be read of it, until the next one is asked for; None: it is encrypted.
     """
@@ -57,11 +58,16 @@ def tar_members(stream: io.BufferedReader, where: str) -> Iterator[Member]:
     Raises:
         CorpusFormatError: it is damaged or truncated.
     """
-    with archive_errors(where), tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive:
+    with (
+        archive_errors(where),
+        tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive,
+    ):
         while (entry := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # which it would remember all
             if entry.isreg():
-                yield Member(_relative(entry.name), entry.size, cast(BinaryIO, archive.extractfile(entry)))
+                yield Member(
+                    _relative(entry.name), entry.size, cast(BinaryIO, archive.extractfile(entry))
+                )
         # `next` takes a damaged header for the end, behind which there are only zeros.
         while data := stream.read(_CHUNK):
             if data.strip(b"\0"):
@@ -119,7 +125,9 @@ def archive_errors(where: str) -> Iterator[None]:
     except RestStoreError:
         raise
     except _DAMAGE as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of seeking to where nothing can be
+        if (
+            isinstance(error, OSError) and error.errno != errno.EINVAL
+        ):  # of seeking to where nothing can be
             raise
         problem = f"damaged or truncated ({first_line(error)})"
         raise CorpusFormatError(describe(where, "archive", problem, "intact")) from error

@@ -1,8 +1,10 @@
-"""Conversations in records: turns of the layouts that data sets and logs of engines have, as messages.
+"""Conversations in records: turns of the layouts that data sets and
+logs of engines have, as messages.
 
-A turn is an object with `role` and `content` (OpenAI), one with `from` and `value` (ShareGPT), or a text alone, whose
-role follows from its place. Content may be a text, null, or a list of parts. What a model wrote besides its text, calls
-of tools and reasoning, is kept under one name whichever the record has.
+A turn is an object with `role` and `content` (OpenAI), one with `from` and `value` (ShareGPT), or a
+text alone, whose role follows from its place. Content may be a text, null, or a list of parts. What
+a model wrote besides its text, calls of tools and reasoning, is kept under one name whichever the
+record has.
 """
 
 from __future__ import annotations
@@ -16,8 +18,17 @@ from typing import Any, TypeGuard
 from build_index.documents import Message, well_formed
 from rest_store.errors import CorpusFormatError, describe
 
-_ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}  # ShareGPT's
-_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")  # names of one thing, in engines and templates
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "bing": "assistant",
+    "chatgpt": "assistant",
+}  # ShareGPT's
+_REASONING_FIELDS = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+)  # names of one thing, in engines and templates
 _REASONING_PARTS = ("thinking", "reasoning")
 _KEPT_FIELDS = ("tool_call_id", "name")
 _EXPECTED = "role and content"
@@ -25,11 +36,13 @@ _ABSENT = object()
 _PART_TYPE = re.compile(r"[a-z_]{1,30}")
 
 
-def messages_of(turns: Sequence[object], origin: str, field: str, left_out: Counter[str]) -> tuple[Message, ...]:
+def messages_of(
+    turns: Sequence[object], origin: str, field: str, left_out: Counter[str]
+) -> tuple[Message, ...]:
     """Return the messages of a conversation; none if no turn holds more than white space.
 
-    The third item of a message is a JSON object with those of `reasoning_content`, `tool_calls`, `tool_call_id` and
-    `name` that the turn has, and with `content`, if that is null.
+    The third item of a message is a JSON object with those of `reasoning_content`, `tool_calls`,
+    `tool_call_id` and `name` that the turn has, and with `content`, if that is null.
 
     Args:
         turns: those of the record, oldest first.
@@ -46,11 +59,16 @@ def messages_of(turns: Sequence[object], origin: str, field: str, left_out: Coun
         role, content, more = ("user", "assistant")[number % 2], turn, dict[str, Any]()
         where = f"turn {number} of '{field}'"
         if isinstance(turn, Mapping):
-            role, content = _role(turn, origin, where), turn.get("content", turn.get("value", _ABSENT))
+            role, content = (
+                _role(turn, origin, where),
+                turn.get("content", turn.get("value", _ABSENT)),
+            )
             more = _more(turn, content)
             said = "tool_calls" in more or "reasoning_content" in more
             if content is _ABSENT and not said:
-                raise CorpusFormatError(describe(origin, where, f"one with {fields_text(turn)}", _EXPECTED))
+                raise CorpusFormatError(
+                    describe(origin, where, f"one with {fields_text(turn)}", _EXPECTED)
+                )
             if content is None or content is _ABSENT or (content == "" and said):
                 content = ""
                 more |= {"content": None} if said else {}  # templates ask for it
@@ -61,7 +79,11 @@ def messages_of(turns: Sequence[object], origin: str, field: str, left_out: Coun
             expected = f"a text, or {_EXPECTED}"
             raise CorpusFormatError(describe(origin, where, f"a {kind_of(content)}", expected))
         has_content |= bool(content) and not content.isspace()
-        parts = (role, content, json.dumps(more, ensure_ascii=False, default=str)) if more else (role, content)
+        parts = (
+            (role, content, json.dumps(more, ensure_ascii=False, default=str))
+            if more
+            else (role, content)
+        )
         messages.append(tuple(map(well_formed, parts)))
     return tuple(messages) if has_content else ()
 
@@ -80,14 +102,20 @@ def _more(turn: Mapping[str, Any], content: object) -> dict[str, Any]:
         more["reasoning_content"] = reasoning
     if turn.get("tool_calls"):
         more["tool_calls"] = turn["tool_calls"]
-    elif isinstance(call := turn.get("function_call"), Mapping):  # OpenAI's, before there were several
+    elif isinstance(
+        call := turn.get("function_call"), Mapping
+    ):  # OpenAI's, before there were several
         more["tool_calls"] = [{"type": "function", "function": dict(call)}]
-    more |= {name: turn[name] for name in _KEPT_FIELDS if turn.get(name) and isinstance(turn[name], str)}
+    more |= {
+        name: turn[name] for name in _KEPT_FIELDS if turn.get(name) and isinstance(turn[name], str)
+    }
     return more
 
 
 def _reasoning(turn: Mapping[str, Any], content: object) -> str:
-    """Return the reasoning of a turn: of the first field that has some, or else of the parts of its content."""
+    """Return the reasoning of a turn: of the first field that has
+    some, or else of the parts of its content.
+    """
     for name in _REASONING_FIELDS:
         if text := _text(turn.get(name)):
             return text
@@ -104,7 +132,9 @@ def _text(value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return "".join(_text(part.get("text")) if isinstance(part, Mapping) else _text(part) for part in value)
+        return "".join(
+            _text(part.get("text")) if isinstance(part, Mapping) else _text(part) for part in value
+        )
     return ""
 
 
@@ -129,11 +159,22 @@ def _is_list_of_parts(content: object) -> TypeGuard[list[Mapping[str, Any]]]:
 
 def kind_of(value: object) -> str:
     """Return the JSON name of a value's type."""
-    names = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "list"}
+    names = {
+        type(None): "null",
+        bool: "boolean",
+        int: "number",
+        float: "number",
+        str: "string",
+        list: "list",
+    }
     return names.get(type(value), "object" if isinstance(value, Mapping) else type(value).__name__)
 
 
 def fields_text(names: Iterable[str]) -> str:
     """Return the names of fields for a message."""
     quoted = [f"'{name}'" for name in names]
-    return ("fields " + ", ".join(quoted[:8]) + (", ..." if len(quoted) > 8 else "")) if quoted else "no fields"
+    return (
+        ("fields " + ", ".join(quoted[:8]) + (", ..." if len(quoted) > 8 else ""))
+        if quoted
+        else "no fields"
+    )

@@ -1,10 +1,11 @@
 """Folders that the package `datasets` writes: which of their files hold the rows of a data set.
 
-`save_to_disk` leaves the names of the data files in `state.json`, which `load_from_disk` reads, and the names of splits
-in `dataset_dict.json`. Releases up to 1.13 wrote all rows of a filtered or shuffled data set, and into a file of their
-own the numbers of those that belong to it (findings/datasets_old_indices.sh: later releases pass over it). The cache
-folder of `load_dataset` has a file for each split, and beside them results of `map`, `filter` and the like, from these
-rows (`cache-*.arrow`).
+`save_to_disk` leaves the names of the data files in `state.json`, which `load_from_disk` reads, and
+the names of splits in `dataset_dict.json`. Releases up to 1.13 wrote all rows of a filtered or
+shuffled data set, and into a file of their own the numbers of those that belong to it
+(findings/datasets_old_indices.sh: later releases pass over it). The cache folder of `load_dataset`
+has a file for each split, and beside them results of `map`, `filter` and the like, from these rows
+(`cache-*.arrow`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from build_index.readers.unread import CACHED
 METADATA = "metadata of a data set"  # a reason to leave out
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _DATA_FILES, _ROW_FILES = "_data_files", "_indices_data_files"
-_LARGEST_METADATA = 1 << 24
-_HUB_CACHE = {"blobs", "refs", "snapshots"}  # of which `snapshots` has links to the files in `blobs`
+_MAX_METADATA_BYTES = 1 << 24
+_HUB_CACHE = {
+    "blobs",
+    "refs",
+    "snapshots",
+}  # of which `snapshots` has links to the files in `blobs`
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class DatasetFolder:
         if names >= _HUB_CACHE:
             return cls(frozenset(_HUB_CACHE - {"snapshots"}))
         if _STATE in names:
-            state = _object(read(_STATE, _LARGEST_METADATA))
+            state = _object(read(_STATE, _MAX_METADATA_BYTES))
             data = _file_names(state.get(_DATA_FILES))
             if data is None:
                 return None
@@ -58,7 +63,7 @@ class DatasetFolder:
             there = frozenset(name for name in data if name in names)
             missing = tuple(name for name in (*data, *rows) if name not in names)
             return cls(frozenset({_STATE, _INFO}), there, rows, missing)
-        if _DICT in names and "splits" in _object(read(_DICT, _LARGEST_METADATA)):
+        if _DICT in names and "splits" in _object(read(_DICT, _MAX_METADATA_BYTES)):
             return cls(frozenset({_DICT}))
         has_tables = _INFO in names and any(name.endswith(".arrow") for name in names)
         return cls(frozenset({_INFO})) if has_tables else None
@@ -78,7 +83,9 @@ class DatasetFolder:
         if name in self.rows:
             return False
         is_cached = name.endswith(".arrow") and (self.data is None and name.startswith("cache-"))
-        if is_cached or (self.data is not None and name.endswith(".arrow") and name not in self.data):
+        if is_cached or (
+            self.data is not None and name.endswith(".arrow") and name not in self.data
+        ):
             counts.leave_out(CACHED, where, size)
             return False
         return True
@@ -93,7 +100,10 @@ def _object(text: bytes) -> dict[str, object]:
 
 
 def _file_names(files: object) -> tuple[str, ...] | None:
-    """Return the names of files in a `state.json`; None: it has none. Paths that lead elsewhere are not followed."""
+    """Return the names of files in a `state.json`; None: it has none.
+
+    Paths that lead elsewhere are not followed.
+    """
     if not isinstance(files, list):
         return None
     names = [file.get("filename") for file in files if isinstance(file, dict)]

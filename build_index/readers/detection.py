@@ -18,7 +18,16 @@ from build_index.readers.rows import with_conversation
 from build_index.readers.separated_values import ENDINGS as TABLE_ENDINGS
 from build_index.readers.separated_values import first_line, header_columns
 from build_index.readers.sqlite import NO_TABLE, SQLITE_MAGIC
-from build_index.readers.unread import BINARY, LFS_POINTER, ROW_NUMBERS, SQLITE, TAR, ZIP, is_lfs_pointer, kind_of
+from build_index.readers.unread import (
+    BINARY,
+    LFS_POINTER,
+    ROW_NUMBERS,
+    SQLITE,
+    TAR,
+    ZIP,
+    is_lfs_pointer,
+    kind_of,
+)
 from rest_store.errors import CorpusFormatError, describe
 
 HEAD_BYTES = 1 << 16
@@ -44,21 +53,21 @@ class NoDocumentsError(Exception):
 def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) -> str:
     """Look at the beginning of a file.
 
-    Parquet, Arrow, archives, databases and compressed files are recognized by their magic bytes, JSON by its first
-    record, other binary files by a NUL byte. Of a compressed file, the content counts. The names of files count where
-    the content says too little: what is called `.jsonl` or `.ndjson` is never read as text, and `.csv` and `.tsv` are
-    tables.
+    Parquet, Arrow, archives, databases and compressed files are recognized by their magic bytes,
+    JSON by its first record, other binary files by a NUL byte. Of a compressed file, the content
+    counts. The names of files count where the content says too little: what is called `.jsonl` or
+    `.ndjson` is never read as text, and `.csv` and `.tsv` are tables.
 
     Args:
         file: the file; left anywhere in it.
         where: its name, also in messages.
         field: the field that holds the document; None: any known layout.
-        is_named: whether the user named the file. In a directory, JSON that is neither JSONL nor a list is text unless
-            a field is named: mostly configuration and test data.
+        is_named: whether the user named the file. In a directory, JSON that is neither JSONL nor a
+            list is text unless a field is named: mostly configuration and test data.
 
     Returns:
-        `"parquet"`, `"arrow"`, `"jsonl"`, `"json"`, `"notebook"`, `"trajectory"`, `"table"` (CSV and TSV), `"text"`, or
-        one of `CONTAINERS`.
+        `"parquet"`, `"arrow"`, `"jsonl"`, `"json"`, `"notebook"`, `"trajectory"`, `"table"` (CSV
+        and TSV), `"text"`, or one of `CONTAINERS`.
 
     Raises:
         NoDocumentsError: there is no reader for it, or records lack the field.
@@ -86,7 +95,9 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
     name = where.lower()
     for ending in COMPRESSED_ENDINGS:
         name = name.removesuffix(ending)
-    is_table = head.startswith((PARQUET_MAGIC, *ZIP_MAGICS)) or is_arrow(head)  # in which a reader has to seek
+    is_table = head.startswith((PARQUET_MAGIC, *ZIP_MAGICS)) or is_arrow(
+        head
+    )  # in which a reader has to seek
     kind = BINARY if is_table else kind_of(head, name)
     if kind is not None:
         raise NoDocumentsError(kind)
@@ -101,7 +112,11 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
 
 def has_magic(head: bytes) -> bool:
     """Whether the first bytes of a file name the reader that it needs, or how it is compressed."""
-    is_table = head.startswith((PARQUET_MAGIC, SQLITE_MAGIC, *ZIP_MAGICS)) or is_arrow(head) or is_tar(head)
+    is_table = (
+        head.startswith((PARQUET_MAGIC, SQLITE_MAGIC, *ZIP_MAGICS))
+        or is_arrow(head)
+        or is_tar(head)
+    )
     return is_table or compression_of(io.BytesIO(head)) is not None
 
 
@@ -111,19 +126,28 @@ def _table_reader(reader: str, columns: list[str], names: str) -> str:
     raise NoDocumentsError(ROW_NUMBERS if names == "fields 'indices'" else NO_TABLE, names)
 
 
-def _json_or_text(values: JsonValues, head: bytes, where: str, name: str, field: str | None, *, is_named: bool) -> str:
+def _json_or_text(
+    values: JsonValues, head: bytes, where: str, name: str, field: str | None, *, is_named: bool
+) -> str:
     """Return the reader of what is JSON or text by its first record, if it has one."""
     is_named_jsonl = name.endswith((".jsonl", ".ndjson"))
     first, line = _first_record(values, head)
     if first is None:
         if is_named_jsonl and head.strip():
-            raise CorpusFormatError(describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line"))
+            raise CorpusFormatError(
+                describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line")
+            )
         if field is not None:
             raise NoDocumentsError("text" if is_named else NO_RECORDS)
         return "text"
     is_lines = not values.in_list and (is_named_jsonl or values.line == line)
     is_object = first is not TOO_LARGE
-    if is_object and not values.in_list and field is None and (kind := json_document_kind(first)) is not None:
+    if (
+        is_object
+        and not values.in_list
+        and field is None
+        and (kind := json_document_kind(first)) is not None
+    ):
         return kind
     fields = record_text(first) if is_object else ""
     is_wanted = is_lines or values.in_list or is_named or field is not None
@@ -132,12 +156,17 @@ def _json_or_text(values: JsonValues, head: bytes, where: str, name: str, field:
     if field is not None:
         raise NoDocumentsError("records without this field" if is_named else NO_RECORDS, fields)
     if is_named_jsonl or is_named:
-        raise NoDocumentsError("JSONL without a known field" if is_lines else "JSON without a known field", fields)
+        raise NoDocumentsError(
+            "JSONL without a known field" if is_lines else "JSON without a known field", fields
+        )
     return "text"
 
 
 def _first_record(values: JsonValues, head: bytes) -> tuple[Any, int]:
-    """Return the first value and its line, if it is an object or TOO_LARGE; None: the file holds no records."""
+    """Return the first value and its line, if it is an object or TOO_LARGE.
+
+    None: the file holds no records.
+    """
     if head.removeprefix(_UTF8_MARK).lstrip()[:1] in (b"{", b"["):
         with suppress(CorpusFormatError):
             first, line = next(iter(values), (None, 0))

@@ -1,7 +1,8 @@
 """The files of a corpus, opened for reading: on this machine or in an object store (`fsspec`).
 
-The content of gzip (RFC 1952), zstd (RFC 8878), xz, bzip2 and LZ4 files is decompressed. A truncated or damaged file is
-an error that names it. Credentials, endpoints, proxies and retries are those of each library.
+The content of gzip (RFC 1952), zstd (RFC 8878), xz, bzip2 and LZ4 files is decompressed. A
+truncated or damaged file is an error that names it. Credentials, endpoints, proxies and retries are
+those of each library.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, BinaryIO, cast
 
 from rest_store.datastore.mapped_file import regular_file
-from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, RestStoreError, describe, first_line
+from rest_store.errors import (
+    CorpusError,
+    CorpusFormatError,
+    CorpusNotFoundError,
+    RestStoreError,
+    describe,
+    first_line,
+)
 from rest_store.loading.remote_files import file_system, scheme_of
 
 _MAGICS = {
@@ -27,19 +35,30 @@ _MAGICS = {
     **{b"BZh%d\x17\x72\x45\x38\x50\x90" % level: "bz2" for level in range(1, 10)},  # of nothing
 }
 COMPRESSED_ENDINGS = (".gz", ".zst", ".xz", ".bz2", ".lz4")
-_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # a frame without content of zstd (RFC 8878, 3.1.2) or LZ4
+_SKIPPABLE = re.compile(
+    rb"[\x50-\x5f]\x2a\x4d\x18"
+)  # a frame without content of zstd (RFC 8878, 3.1.2) or LZ4
 BUFFER_BYTES = 1 << 18
-_XZ_MEMORY = 160 << 20  # a dictionary of 128 MiB, as much as the window of zstd may have; `xz -9` has 64 MiB
+_XZ_MEMORY = (
+    160 << 20
+)  # a dictionary of 128 MiB, as much as the window of zstd may have; `xz -9` has 64 MiB
 _BLOCK_BYTES = 4 << 20  # of one request
 _BLOCKS = 4  # kept of a remote file: pyarrow reads up to three columns in turns
 
 
 def open_file(path: str) -> AbstractContextManager[BinaryIO]:
-    """Open a file as it is, by its path or address; raises what `read_errors` turns into errors of ours."""
+    """Open a file as it is, by its path or address.
+
+    Raises what `read_errors` turns into errors of ours.
+    """
     if scheme_of(path) is None:
         return regular_file(path, buffering=0)
     file = file_system(path, CorpusError).open(
-        path, "rb", block_size=_BLOCK_BYTES, cache_type="blockcache", cache_options={"maxblocks": _BLOCKS}
+        path,
+        "rb",
+        block_size=_BLOCK_BYTES,
+        cache_type="blockcache",
+        cache_options={"maxblocks": _BLOCKS},
     )
     return cast(BinaryIO, file)
 
@@ -63,22 +82,36 @@ def read_errors(where: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         found = f"absent ({first_line(error.__cause__ or error)})" if is_remote else "absent"
-        raise CorpusNotFoundError(describe(where, "corpus", found, "a file, a directory or an address")) from error
+        raise CorpusNotFoundError(
+            describe(where, "corpus", found, "a file, a directory or an address")
+        ) from error
     except Exception as error:  # those of the libraries for object stores have no common base
         strerror = getattr(error, "strerror", None)
-        is_of_pyarrow = isinstance(error, OSError) and error.errno is None and not is_remote  # it decompresses zstd
-        if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile | _DamagedXzError) or is_of_pyarrow:
+        is_of_pyarrow = (
+            isinstance(error, OSError) and error.errno is None and not is_remote
+        )  # it decompresses zstd
+        if (
+            isinstance(error, EOFError | zlib.error | gzip.BadGzipFile | _DamagedXzError)
+            or is_of_pyarrow
+        ):
             problem = f"damaged or truncated ({first_line(error)})"
-            raise CorpusFormatError(describe(where, "compressed file", problem, "an intact one")) from error
+            raise CorpusFormatError(
+                describe(where, "compressed file", problem, "an intact one")
+            ) from error
         if not (is_remote or isinstance(error, OSError)):
             raise
-        raise CorpusError(f"{where}: the corpus cannot be read ({strerror or first_line(error)})") from error
+        raise CorpusError(
+            f"{where}: the corpus cannot be read ({strerror or first_line(error)})"
+        ) from error
 
 
 def compression_of(file: BinaryIO) -> str | None:
-    """Return how the content of an open file is compressed, such as `"gzip"`, by its first bytes; None: not at all.
+    """Return how the content of an open file is compressed, such as `"gzip"`, by its first bytes.
 
-    Frames without content that stand before the first one are passed over; `pzstd` writes one into each file.
+    None: not at all.
+
+    Frames without content that stand before the first one are passed over; `pzstd` writes one into
+    each file.
     """
     file.seek(0)
     head, position = file.read(16), 0
@@ -127,7 +160,8 @@ class _DamagedXzError(Exception):
 class _XzStreams(io.RawIOBase):
     """The content of an xz file, which may hold several streams and padding between them.
 
-    `lzma.LZMAFile` sets no limit to memory, and takes what it cannot read behind the first stream for the end.
+    `lzma.LZMAFile` sets no limit to memory, and takes what it cannot read behind the first stream
+    for the end.
 
     Args:
         file: the compressed bytes.
@@ -142,7 +176,10 @@ class _XzStreams(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Decompress into `buffer`; raise _DamagedXzError, or EOFError for a file that ends too early."""
+        """Decompress into `buffer`.
+
+        Raise _DamagedXzError, or EOFError for a file that ends too early.
+        """
         import lzma
 
         while True:

@@ -1,8 +1,10 @@
-"""Which files of a tree Git ignores: `.gitignore` files, those of directories above, and `.git/info/exclude`.
+"""Which files of a tree Git ignores: `.gitignore` files, those of
+directories above, and `.git/info/exclude`.
 
-As in Git, a deeper file decides before those above it, in each file the last pattern that matches, and nothing below an
-ignored directory is looked at. As in ripgrep and ruff, it does not matter whether Git tracks a file that a pattern
-matches, nor whether the tree is a repository; a user's own patterns (`core.excludesFile`) do not count.
+As in Git, a deeper file decides before those above it, in each file the last pattern that matches,
+and nothing below an ignored directory is looked at. As in ripgrep and ruff, it does not matter
+whether Git tracks a file that a pattern matches, nor whether the tree is a repository; a user's own
+patterns (`core.excludesFile`) do not count.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from rest_store.extras import named_extras
 
 FILE_NAME = ".gitignore"
 IGNORED = "ignored by .gitignore"  # a reason to leave out
-_MOST_BYTES = 1 << 20  # of a file of patterns; Git has such a limit, too
+_MAX_BYTES = 1 << 20  # of a file of patterns; Git has such a limit, too
 _NAMED_GROUP = re.compile(r"\(\?P<\w+>")
 _ANYWHERE = "^(?:.+/)?"  # how the expression of a pattern for names begins
 
@@ -44,13 +46,16 @@ class IgnoreRules:
     """The patterns that hold in a directory.
 
     Attributes:
-        levels: of each directory with patterns, from above: its path, which ends with a slash, and its rules.
+        levels: of each directory with patterns, from above: its path, which ends with a slash, and
+            its rules.
     """
 
     levels: tuple[tuple[str, tuple[_Rule, ...]], ...] = ()
 
     def ignores(self, path: str, *, is_directory: bool) -> bool:
-        """Whether a file or directory is ignored, in none of whose directories there are patterns but these."""
+        """Whether a file or directory is ignored, in none of whose
+        directories there are patterns but these.
+        """
         end = "/" if is_directory else ""
         name = path.rpartition("/")[2] + end
         for top, rules in reversed(self.levels):
@@ -65,7 +70,8 @@ class IgnoreRules:
 
         Args:
             directory: its path.
-            names: of what is in it. With `.git`, it is a repository of its own, in which rules from above do not hold.
+            names: of what is in it. With `.git`, it is a repository of its own, in which rules from
+                above do not hold.
         """
         levels = () if ".git" in names else self.levels
         if ".git" in names:
@@ -76,7 +82,8 @@ class IgnoreRules:
 
 
 def rules_above(top: str) -> IgnoreRules:
-    """Return the rules that hold in a directory from those above it, as far as its repository reaches.
+    """Return the rules that hold in a directory from those above
+    it, as far as its repository reaches.
 
     None hold if it is ignored itself: whoever names it wants it.
     """
@@ -91,10 +98,15 @@ def rules_above(top: str) -> IgnoreRules:
 
 
 def _above_in_the_repository(top: Path) -> list[Path]:
-    """Return the directories above `top` from that of its repository on; none if it is the top of one, or in none."""
+    """Return the directories above `top` from that of its repository on.
+
+    None if it is the top of one, or in none.
+    """
     if (top / ".git").exists():
         return []
-    places = (number for number, directory in enumerate(top.parents, 1) if (directory / ".git").exists())
+    places = (
+        number for number, directory in enumerate(top.parents, 1) if (directory / ".git").exists()
+    )
     return list(reversed(top.parents[: next(places, 0)]))
 
 
@@ -102,7 +114,7 @@ def _level(directory: str, path: Path) -> tuple[tuple[str, tuple[_Rule, ...]], .
     """Return the level of a file of patterns, or none if it cannot be read or has none."""
     try:
         with regular_file(path) as file:
-            text = file.read(_MOST_BYTES).decode("utf-8-sig", "replace")
+            text = file.read(_MAX_BYTES).decode("utf-8-sig", "replace")
     except OSError:
         return ()
     rules = tuple(_rules(text.split("\n")))
@@ -110,19 +122,27 @@ def _level(directory: str, path: Path) -> tuple[tuple[str, tuple[_Rule, ...]], .
 
 
 def _rules(lines: list[str]) -> Iterator[_Rule]:
-    """Yield the rules of patterns. A rule matches the path of what it is about in full, and not what is below that."""
+    """Yield the rules of patterns.
+
+    A rule matches the path of what it is about in full, and not what is below that.
+    """
     with named_extras(FILE_NAME):
         import pathspec
 
     patterns = []
     for line in lines:
         try:
-            (pattern,) = pathspec.GitIgnoreSpec.from_lines([_of_entries(line.rstrip("\r"))]).patterns
+            (pattern,) = pathspec.GitIgnoreSpec.from_lines(
+                [_of_entries(line.rstrip("\r"))]
+            ).patterns
         except (ValueError, re.error):
             continue  # malformed: Git matches nothing with it either
         if pattern.include is not None and pattern.regex is not None:
-            patterns.append((pattern.include, "/" not in line.rstrip().rstrip("/"), pattern.regex.pattern))
-    # Patterns that do the same one after another are one expression, which is matched many times as fast.
+            patterns.append(
+                (pattern.include, "/" not in line.rstrip().rstrip("/"), pattern.regex.pattern)
+            )
+    # Patterns that do the same one after another are one expression, which is matched many times as
+    # fast.
     for (ignores, is_of_names), some in itertools.groupby(patterns, lambda pattern: pattern[:2]):
         texts = [_NAMED_GROUP.sub("(?:", text) for _, _, text in some]
         texts = [text.replace(_ANYWHERE, "^", 1) if is_of_names else text for text in texts]
@@ -130,7 +150,9 @@ def _rules(lines: list[str]) -> Iterator[_Rule]:
 
 
 def _of_entries(line: str) -> str:
-    """Return a pattern whose last name stands for one name: `pathspec` is about files anywhere below a match."""
+    """Return a pattern whose last name stands for one name:
+    `pathspec` is about files anywhere below a match.
+    """
     head, slash, name = line.rstrip("/").rpartition("/")
     if line.startswith("#") or name not in ("*", "**", "!*", "!**"):
         return line
@@ -140,10 +162,12 @@ def _of_entries(line: str) -> str:
 
 
 def _exclude_file(git: Path) -> Path:
-    """Return the file of patterns of a repository, which a work tree shares with the others of it."""
+    """Return the file of patterns of a repository, which a
+    work tree shares with the others of it.
+    """
     if git.is_file():
         try:
-            text = git.read_text(encoding="utf-8", errors="surrogateescape")[:_MOST_BYTES]
+            text = git.read_text(encoding="utf-8", errors="surrogateescape")[:_MAX_BYTES]
             git = git.parent / text.removeprefix("gitdir:").strip()
         except OSError:
             return git

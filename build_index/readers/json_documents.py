@@ -1,4 +1,6 @@
-"""JSON files that hold one document each: notebooks of Jupyter, and trajectories of SWE-agent and mini-SWE-agent."""
+"""JSON files that hold one document each: notebooks of Jupyter, and
+trajectories of SWE-agent and mini-SWE-agent.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,11 @@ def json_document_kind(value: Mapping[str, Any]) -> str | None:
     return None if _history(value) is None else "trajectory"
 
 
-def read_json_document(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:
-    """Yield the document of a notebook, the sources of its cells in order, or of a trajectory, its conversation.
+def read_json_document(
+    stream: io.BufferedReader, where: str, records: RecordReader
+) -> Iterator[Document]:
+    """Yield the document of a notebook, the sources of its cells in
+    order, or of a trajectory, its conversation.
 
     What cells have put out is left out: results and images.
 
@@ -34,7 +39,7 @@ def read_json_document(stream: io.BufferedReader, where: str, records: RecordRea
 
     Raises:
         CorpusFormatError: the file is not JSON any more, or the conversation is malformed.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusError: see `RecordReader.too_large`.
     """
     for value, line in JsonValues(stream, where):
         if value is TOO_LARGE:
@@ -44,11 +49,16 @@ def read_json_document(stream: io.BufferedReader, where: str, records: RecordRea
         if field is None:
             cells = _cells(value) if isinstance(value, Mapping) else None
             field, value = _TEXT, {_TEXT: "\n\n".join(filter(None, map(_source, cells or ())))}
-        yield from documents_of(replace(records, field=field), value, where if line == 1 else f"{where}:{line}")
+        yield from documents_of(
+            replace(records, field=field), value, where if line == 1 else f"{where}:{line}"
+        )
 
 
 def _cells(value: Mapping[str, Any]) -> list[Any] | None:
-    """Return the cells of a notebook, also of format 3, in which they are on worksheets; None: it is none."""
+    """Return the cells of a notebook, also of format 3, in which they are on worksheets.
+
+    None: it is none.
+    """
     cells = value.get("cells")
     if cells is None and isinstance(sheets := value.get("worksheets"), list):
         lists = (sheet.get("cells") for sheet in sheets if isinstance(sheet, Mapping))
@@ -57,18 +67,35 @@ def _cells(value: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _source(cell: object) -> str:
-    """Return the text of a cell, which may be a list of lines; `input` is the name of code in format 3."""
+    """Return the text of a cell, which may be a list of lines.
+
+    `input` is the name of code in format 3.
+    """
     source = cell.get("source", cell.get("input", "")) if isinstance(cell, Mapping) else ""
     return "".join(map(str, source)) if isinstance(source, list) else str(source)
 
 
 def _history(value: Mapping[str, Any]) -> str | None:
-    """Return the field of a trajectory that holds its conversation; None: the object is no trajectory."""
-    is_of_swe_agent = isinstance(value.get("trajectory"), list) and _is_conversation(value.get("history"))
+    """Return the field of a trajectory that holds its conversation.
+
+    None: the object is no trajectory.
+    """
+    is_of_swe_agent = isinstance(value.get("trajectory"), list) and _is_conversation(
+        value.get("history")
+    )
     if is_of_swe_agent:
         return "history"
-    return "messages" if "trajectory_format" in value and _is_conversation(value.get("messages")) else None
+    return (
+        "messages"
+        if "trajectory_format" in value and _is_conversation(value.get("messages"))
+        else None
+    )
 
 
 def _is_conversation(turns: object) -> bool:
-    return isinstance(turns, list) and bool(turns) and isinstance(turns[0], Mapping) and "role" in turns[0]
+    return (
+        isinstance(turns, list)
+        and bool(turns)
+        and isinstance(turns[0], Mapping)
+        and "role" in turns[0]
+    )

@@ -1,4 +1,6 @@
-"""JSON files, read as streams: a list of objects, or objects one after another, such as one a line (JSONL)."""
+"""JSON files, read as streams: a list of objects, or objects one
+after another, such as one a line (JSONL).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
+from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.json_text import DECODER
 from build_index.readers.records import RecordReader
 from build_index.readers.rows import documents_of
@@ -31,8 +33,9 @@ def read_json(stream: io.BufferedReader, where: str, records: RecordReader) -> I
         records: extracts the document of each record.
 
     Raises:
-        CorpusFormatError: a record is not JSON or has another layout; the message names the file and its first line.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusFormatError: a record is not JSON or has another layout; the message names the file
+            and its first line.
+        CorpusError: see `RecordReader.too_large`.
     """
     for value, line in JsonValues(stream, where):
         if value is TOO_LARGE:
@@ -45,7 +48,7 @@ def read_json(stream: io.BufferedReader, where: str, records: RecordReader) -> I
 class JsonValues:
     """The values of a JSON file, each with the line on which it begins; read in chunks.
 
-    Iterating yields TOO_LARGE for a value of more than LARGEST_DOCUMENT_BYTES characters.
+    Iterating yields TOO_LARGE for a value of more than MAX_DOCUMENT_BYTES characters.
 
     Args:
         stream: the content of the file from its beginning.
@@ -81,14 +84,20 @@ class JsonValues:
             if self.in_list and self._next_character() == ",":
                 self._advance(1)
             elif self.in_list and self._next_character() != "]":
-                raise self._error(f"{self._next_character() or 'the end of the file'} after a record", "',' or ']'")
+                raise self._error(
+                    f"{self._next_character() or 'the end of the file'} after a record",
+                    "',' or ']'",
+                )
         if self.in_list:
             self._advance(1)
             if not character or self._next_character():
                 raise self._error("more or less than a list", "the end of the file after ']'")
 
     def _value(self) -> Any:
-        """Decode the value at the current position, reading on until it is complete; TOO_LARGE: it stays there."""
+        """Decode the value at the current position, reading on until it is complete.
+
+        TOO_LARGE: it stays there.
+        """
         size = _CHUNK
         while True:
             try:
@@ -96,24 +105,33 @@ class JsonValues:
                 value, end = DECODER.raw_decode(self._text, self._position)
             except json.JSONDecodeError as error:
                 # The text may only end too early.
-                incomplete = error.msg.startswith("Unterminated") or len(self._text) - error.pos < 16
+                incomplete = (
+                    error.msg.startswith("Unterminated") or len(self._text) - error.pos < 16
+                )
                 if self._ended or not incomplete:
                     raise self._error(f"not JSON ({error.msg})", "JSON") from error
             except RecursionError as error:
                 raise self._error("JSON nested too deeply", "records") from error
             else:
-                if end - self._position > LARGEST_DOCUMENT_BYTES:
+                if end - self._position > MAX_DOCUMENT_BYTES:
                     return TOO_LARGE  # wherever chunks end
                 self._advance(end - self._position)
                 return value
-            if len(self._text) - self._position > LARGEST_DOCUMENT_BYTES:
+            if len(self._text) - self._position > MAX_DOCUMENT_BYTES:
                 return TOO_LARGE
             self._read(size)
             size *= 2  # so that a long record is scanned a few times, not once for each chunk
 
     def _pass_over(self) -> None:
-        """Move past a string, list or object without decoding it; to the end of the file if it is incomplete."""
-        depth, in_string, escaped = 0, False, -1  # escaped: where a character stands that has no meaning
+        """Move past a string, list or object without decoding it.
+
+        To the end of the file if it is incomplete.
+        """
+        depth, in_string, escaped = (
+            0,
+            False,
+            -1,
+        )  # escaped: where a character stands that has no meaning
         while True:
             for match in _STRUCTURE.finditer(self._text, self._position):
                 character, position = match[0], match.start()
@@ -135,7 +153,10 @@ class JsonValues:
             self._read(_CHUNK)
 
     def _next_character(self) -> str:
-        """Move to the next character that is not white space and return it; an empty string at the end."""
+        """Move to the next character that is not white space and return it.
+
+        An empty string at the end.
+        """
         while True:
             match = _SPACE.match(self._text, self._position)
             assert match is not None
@@ -164,4 +185,6 @@ class JsonValues:
         self._position = 0
 
     def _error(self, problem: str, expected: str) -> CorpusFormatError:
-        return CorpusFormatError(describe(f"{self._where}:{self.line}", "content", problem, expected))
+        return CorpusFormatError(
+            describe(f"{self._where}:{self.line}", "content", problem, expected)
+        )

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 # `int` refuses 4,301 digits.
-DECODER = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 4300 else float(digits))
+DECODER = json.JSONDecoder(
+    parse_int=lambda digits: int(digits) if len(digits) < 4300 else float(digits)
+)
 
 
 def decoded_json(text: str) -> Any:

@@ -1,4 +1,7 @@
-"""Parquet files, such as those of The Stack: a document a row; only the needed columns are read, a few rows at once."""
+"""Parquet files, such as those of The Stack: a document a row.
+
+Only the needed columns are read, a few rows at once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,13 @@ from build_index.readers.parquet_pages import largest_pages
 from build_index.readers.records import KNOWN_FIELDS, RecordReader
 from build_index.readers.tables import TableReader, columns_text, document_columns, rows_at_once
 from build_index.size import size_text
-from rest_store.errors import CorpusFormatError, MemoryBudgetError, RestStoreError, describe, first_line
+from rest_store.errors import (
+    CorpusFormatError,
+    MemoryBudgetError,
+    RestStoreError,
+    describe,
+    first_line,
+)
 
 PARQUET_MAGIC = b"PAR1"
 _BUFFER_BYTES = 1 << 20  # read ahead in each column; without it pyarrow holds a whole row group
@@ -33,23 +42,28 @@ class HeldAtOnceError(MemoryBudgetError):
         self.again = again
 
     @classmethod
-    def of(cls, where: str, what: str, needed: int, most_bytes: int, again: str) -> HeldAtOnceError:
-        """Return the error about something in a file, of which `most_bytes` may be held."""
-        expected = f"at most {size_text(most_bytes)}, as --memory and --workers allow"
-        return cls(describe(where, f"the size of {what}", size_text(needed), expected), needed, again)
+    def of(cls, where: str, what: str, needed: int, max_bytes: int, again: str) -> HeldAtOnceError:
+        """Return the error about something in a file, of which `max_bytes` may be held."""
+        expected = f"at most {size_text(max_bytes)}, as --memory and --workers allow"
+        return cls(
+            describe(where, f"the size of {what}", size_text(needed), expected), needed, again
+        )
 
     def __str__(self) -> str:
         return f"{self.message}; or write the file again with {self.again}"
 
 
-def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: int) -> Iterator[Document]:
+def read_parquet(
+    file: BinaryIO, where: str, records: RecordReader, max_bytes: int
+) -> Iterator[Document]:
     """Yield the documents of a parquet file; rows that are not UTF-8 are skipped and counted.
 
     Args:
         file: its bytes.
         where: its name in messages.
         records: extracts the document of each row.
-        most_bytes: most uncompressed bytes of what pyarrow holds at once of the needed columns: a page of each.
+        max_bytes: most uncompressed bytes of what pyarrow holds at once of the needed columns: a
+            page of each.
 
     Yields:
         Documents, with the file and the row as `origin`.
@@ -57,25 +71,30 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
     Raises:
         CorpusFormatError: not an intact parquet file, or the needed column is absent.
         CorpusError: not readable.
-        DocumentSizeError: see `RecordReader.too_large`.
-        HeldAtOnceError: pages are larger than `most_bytes`.
+        CorpusError: see `RecordReader.too_large`.
+        HeldAtOnceError: pages are larger than `max_bytes`.
     """
     with pyarrow_errors(where, "parquet file") as pyarrow:
         table = pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
         columns = document_columns(table.schema_arrow, records.field)
         if not columns:
             expected = KNOWN_FIELDS if records.field is None else f"'{records.field}'"
-            raise CorpusFormatError(describe(where, "the list of columns", "without a known one", expected))
+            raise CorpusFormatError(
+                describe(where, "the list of columns", "without a known one", expected)
+            )
         reader = TableReader(table.schema_arrow, columns, records, where)
         row = 0
         for number in range(table.num_row_groups):
             group = table.metadata.row_group(number)
             chunks = _chunks(group, columns)
             size = sum(chunk.total_uncompressed_size for chunk in chunks)
-            if size > most_bytes and (held := sum(largest_pages(file, chunk) for chunk in chunks)) > most_bytes:
+            if (
+                size > max_bytes
+                and (held := sum(largest_pages(file, chunk) for chunk in chunks)) > max_bytes
+            ):
                 what = f"the largest page of {_quoted(columns)} in row group {number}"
                 again = "smaller pages (data_page_size and write_batch_size of pyarrow)"
-                raise HeldAtOnceError.of(where, what, held, most_bytes, again)
+                raise HeldAtOnceError.of(where, what, held, max_bytes, again)
             rows = rows_at_once(size, group.num_rows)
             for batch in table.iter_batches(rows, [number], columns, use_threads=False):
                 yield from reader.documents(batch, range(row, row + batch.num_rows))
@@ -83,7 +102,8 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
 
 
 def parquet_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list[str], str]:
-    """Return the columns of a parquet file that may hold documents, and all its columns as a text for messages.
+    """Return the columns of a parquet file that may hold documents,
+    and all its columns as a text for messages.
 
     Raises:
         CorpusFormatError: not an intact parquet file.

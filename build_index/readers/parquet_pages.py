@@ -1,7 +1,7 @@
 """The sizes of the pages in a parquet file, which decide how much of it pyarrow holds at once.
 
-pyarrow holds a page of each column, packed and unpacked, and a dictionary twice, but says nothing of pages. They stand
-one after another, each behind a header in Thrift's compact protocol
+pyarrow holds a page of each column, packed and unpacked, and a dictionary twice, but says nothing
+of pages. They stand one after another, each behind a header in Thrift's compact protocol
 (https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift, `PageHeader`).
 """
 
@@ -10,16 +10,18 @@ from __future__ import annotations
 from typing import Any, BinaryIO
 
 _HEADER_BYTES = 1 << 13  # read at once; statistics may make a header longer
-_LARGEST_HEADER = 1 << 24
+_MAX_HEADER_BYTES = 1 << 24
 _DICTIONARY_PAGE = 2
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 12
 _INTEGERS = (4, 5, 6)  # of 16, 32 and 64 bits: all of variable length
 
 
 def largest_pages(file: BinaryIO, chunk: Any) -> int:
-    """Return the uncompressed bytes of the largest page and the dictionary of a column in a row group.
+    """Return the uncompressed bytes of the largest page and the
+    dictionary of a column in a row group.
 
-    Only the headers of the pages are read. Where they cannot be read, this is the size of the whole chunk.
+    Only the headers of the pages are read. Where they cannot be read, this is the size of the whole
+    chunk.
 
     Args:
         file: the parquet file.
@@ -44,7 +46,9 @@ def largest_pages(file: BinaryIO, chunk: Any) -> int:
 
 
 def _page_header(file: BinaryIO, start: int) -> tuple[dict[int, int], int]:
-    """Return the integers of the header at `start` by their ids (1: type, 2 and 3: sizes), and the header's length."""
+    """Return the integers of the header at `start` by their ids (1:
+    type, 2 and 3: sizes), and the header's length.
+    """
     size = _HEADER_BYTES
     while True:
         file.seek(start)
@@ -52,7 +56,7 @@ def _page_header(file: BinaryIO, start: int) -> tuple[dict[int, int], int]:
         try:
             return _struct(data, 0)
         except IndexError:
-            if len(data) < size or size >= _LARGEST_HEADER:
+            if len(data) < size or size >= _MAX_HEADER_BYTES:
                 raise
         size *= 8
 

@@ -1,8 +1,8 @@
 """Records, such as the rows of a table or the objects of a JSON file, and the document in each.
 
-Known layouts: The Stack (`content`), UltraChat (`data`: texts of user and assistant in turn), UltraChat-200k
-(`messages`: role and content), ShareGPT (`conversations`: from and value), LMSYS-Chat (`conversation`), and `text`.
-Any other field can be named.
+Known layouts: The Stack (`content`), UltraChat (`data`: texts of user and assistant in turn),
+UltraChat-200k (`messages`: role and content), ShareGPT (`conversations`: from and value),
+LMSYS-Chat (`conversation`), and `text`. Any other field can be named.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from build_index.documents import LARGEST_DOCUMENT_BYTES, CorpusCounts, Document, well_formed
+from build_index.documents import MAX_DOCUMENT_BYTES, CorpusCounts, Document, well_formed
 from build_index.readers.conversations import fields_text, kind_of, messages_of
 from build_index.size import size_text
-from rest_store.errors import CorpusFormatError, DocumentSizeError, describe
+from rest_store.errors import CorpusError, CorpusFormatError, describe
 
 CONVERSATION_FIELDS = ("messages", "conversations", "conversation", "data")
 TEXT_FIELDS = ("content", "text")
@@ -29,7 +29,8 @@ class RecordReader:
     Attributes:
         counts: counts skipped records.
         field: name of the field, or a dotted path; None: the first known field of the record.
-        strict: whether a document that is too large is an error, as its file was named. Otherwise it is skipped.
+        strict: whether a document that is too large is an error, as its file was named. Otherwise
+            it is skipped.
     """
 
     counts: CorpusCounts
@@ -44,24 +45,29 @@ class RecordReader:
             origin: where it stands, for messages.
 
         Raises:
-            CorpusFormatError: the record is not an object, or its field is absent or of a wrong type.
-            DocumentSizeError: see `too_large`.
+            CorpusFormatError: the record is not an object, or its field is absent or of a wrong
+                type.
+            CorpusError: see `too_large`.
         """
         if not isinstance(record, Mapping):
             raise CorpusFormatError(describe(origin, "record", f"a {kind_of(record)}", "an object"))
         field = self.field or known_field(record)
         if field is None:
             expected = f"a conversation or a text in one of {KNOWN_FIELDS}, or --field NAME"
-            raise CorpusFormatError(describe(origin, "record", f"one with {record_text(record)}", expected))
+            raise CorpusFormatError(
+                describe(origin, "record", f"one with {record_text(record)}", expected)
+            )
         value = lookup(record, field)
         if value is _MISSING:
             raise CorpusFormatError(
-                describe(origin, f"field '{field}'", f"absent ({fields_text(record)})", "in each record")
+                describe(
+                    origin, f"field '{field}'", f"absent ({fields_text(record)})", "in each record"
+                )
             )
         document = self._document(value, origin, field)
         if document.is_empty:
             self.counts.skip("empty", origin)
-        elif document.size > LARGEST_DOCUMENT_BYTES:
+        elif document.size > MAX_DOCUMENT_BYTES:
             self.too_large(origin)
         else:
             yield document
@@ -72,18 +78,24 @@ class RecordReader:
         if isinstance(value, str):
             return Document(text=well_formed(value), origin=origin)
         if isinstance(value, list):
-            return Document(messages=messages_of(value, origin, field, self.counts.left_out), origin=origin)
-        raise CorpusFormatError(describe(origin, f"field '{field}'", f"a {kind_of(value)}", "a text or a conversation"))
+            return Document(
+                messages=messages_of(value, origin, field, self.counts.left_out), origin=origin
+            )
+        raise CorpusFormatError(
+            describe(origin, f"field '{field}'", f"a {kind_of(value)}", "a text or a conversation")
+        )
 
     def too_large(self, origin: str) -> None:
         """Count a record that is too large to be held in memory.
 
         Raises:
-            DocumentSizeError: `strict`.
+            CorpusError: `strict`.
         """
         if self.strict:
-            limit = size_text(LARGEST_DOCUMENT_BYTES)
-            raise DocumentSizeError(describe(origin, "the size of the record", f"above {limit}", f"at most {limit}"))
+            limit = size_text(MAX_DOCUMENT_BYTES)
+            raise CorpusError(
+                describe(origin, "the size of the record", f"above {limit}", f"at most {limit}")
+            )
         self.counts.skip("too large", origin)
 
 
@@ -97,27 +109,41 @@ def known_field(record: Mapping[str, object]) -> str | None:
         if isinstance(value, list) and value:
             if isinstance(value[0], str) and name == "data":
                 return name
-            if isinstance(value[0], Mapping) and ({"role", "content"} <= set(value[0]) or "value" in value[0]):
+            if isinstance(value[0], Mapping) and (
+                {"role", "content"} <= set(value[0]) or "value" in value[0]
+            ):
                 return name
     for name in TEXT_FIELDS:
         if isinstance(record.get(name), str | bytes):
             return name
     # Last: a field that is null or an empty list is an empty document.
-    return next((name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if record.get(name, 0) in (None, [])), None)
+    return next(
+        (
+            name
+            for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS)
+            if record.get(name, 0) in (None, [])
+        ),
+        None,
+    )
 
 
 def record_text(record: Mapping[str, object]) -> str:
     """Return the fields of a record for a message, and what is in those whose names are known."""
     known = (name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if name in record)
-    return "; ".join([fields_text(record), *(f"'{name}' is a {kind_of(record[name])}" for name in known)])
+    return "; ".join(
+        [fields_text(record), *(f"'{name}' is a {kind_of(record[name])}" for name in known)]
+    )
 
 
 def lookup(record: object, field: str) -> object:
-    """Return the value of a field of a JSON value, or `_MISSING`; None if there is a null on the way to it.
+    """Return the value of a field of a JSON value, or `_MISSING`.
+
+    None if there is a null on the way to it.
 
     Args:
         record: a JSON value.
-        field: a key, or keys and list indices joined by dots: `"a.b.0"`. A key with these dots in it takes precedence.
+        field: a key, or keys and list indices joined by dots: `"a.b.0"`. A key with these dots in
+            it takes precedence.
     """
     if record is None:
         return None
@@ -135,4 +161,6 @@ def has_field(record: object, field: str | None) -> bool:
     """Whether a record has the field, or, without a field, a known layout."""
     if not isinstance(record, Mapping):
         return False
-    return known_field(record) is not None if field is None else lookup(record, field) is not _MISSING
+    return (
+        known_field(record) is not None if field is None else lookup(record, field) is not _MISSING
+    )

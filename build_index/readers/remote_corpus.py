@@ -37,8 +37,8 @@ class RemoteCorpus:
 
         Raises:
             CorpusNotFoundError: there is no such bucket or file.
-            CorpusError: the address is malformed, its package is not installed, credentials are missing or refused, or
-                the server cannot be reached.
+            CorpusError: the address is malformed, its package is not installed, credentials are
+                missing or refused, or the server cannot be reached.
         """
         _require_valid(address)
         top = address.rstrip("/")
@@ -67,7 +67,10 @@ class RemoteCorpus:
         system = file_system(self.top, CorpusError)
         with read_errors(self.top):
             found = system.find(self.top, detail=True)
-        files = {system.unstrip_protocol(name).removeprefix(f"{self.top}/"): info for name, info in found.items()}
+        files = {
+            system.unstrip_protocol(name).removeprefix(f"{self.top}/"): info
+            for name, info in found.items()
+        }
         folders = self._folders(files)
         for relative in sorted(files, key=lambda name: name.split("/")):
             if not globs.choose(relative, counts):
@@ -77,7 +80,11 @@ class RemoteCorpus:
             directory, _, name = relative.rpartition("/")
             folder = folders.get(directory)
             if folder is None or folder.takes(name, info["size"], path, counts):
-                rows = tuple(f"{self.top}/{directory}/{name}" for name in folder.rows) if folder else ()
+                rows = (
+                    tuple(f"{self.top}/{directory}/{name}" for name in folder.rows)
+                    if folder
+                    else ()
+                )
                 yield CorpusFile(path, relative, info["size"], _etag(info), rows)
 
     def _folders(self, files: Iterable[str]) -> dict[str, DatasetFolder]:
@@ -103,8 +110,14 @@ def _require_valid(address: str) -> None:
     """Raise CorpusError for an address that names nothing which can be read."""
     scheme, (bucket, *names) = scheme_of(address), address.split("/")[2:]
     if scheme not in _SCHEMES:
-        raise CorpusError(describe(address, "scheme", f"'{scheme}'", "s3, gs, hf, or a path: download it first"))
-    is_whole = bucket == "datasets" and len(names) >= 2 and all(names[:2]) if scheme == "hf" else bool(bucket)
+        raise CorpusError(
+            describe(address, "scheme", f"'{scheme}'", "s3, gs, hf, or a path: download it first")
+        )
+    is_whole = (
+        bucket == "datasets" and len(names) >= 2 and all(names[:2])
+        if scheme == "hf"
+        else bool(bucket)
+    )
     if not is_whole:
         expected = "hf://datasets/OWNER/NAME/..." if scheme == "hf" else f"{scheme}://NAME/..."
         raise CorpusError(describe(address, "address", "malformed", expected))

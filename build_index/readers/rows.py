@@ -1,4 +1,6 @@
-"""From a row or a JSON value to the document in it: JSON text is decoded first, and what is malformed is counted."""
+"""From a row or a JSON value to the document in it: JSON text is
+decoded first, and what is malformed is counted.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def documents_of(records: RecordReader, record: object, origin: str) -> Iterator
 
     Raises:
         CorpusFormatError: the record is malformed, and its file was named.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusError: see `RecordReader.too_large`.
     """
     record = with_conversation(record, records.field)
     if _is_bytes(record, records.field):
@@ -44,7 +46,8 @@ def malformed(records: RecordReader, error: CorpusFormatError) -> None:
 
 
 def with_conversation(record: object, field: str | None) -> object:
-    """Return a record with its conversation as a list, where that is JSON text, as exported logs have it.
+    """Return a record with its conversation as a list, where that
+    is JSON text, as exported logs have it.
 
     Only fields that hold conversations by their names are looked at: a text may be a JSON file.
 
@@ -55,12 +58,16 @@ def with_conversation(record: object, field: str | None) -> object:
     if not isinstance(record, Mapping):
         return record
     if field is None:
-        texts = {name: record[name] for name in CONVERSATION_FIELDS if isinstance(record.get(name), str)}
+        texts = {
+            name: record[name] for name in CONVERSATION_FIELDS if isinstance(record.get(name), str)
+        }
     else:
         value = lookup(record, field)
         is_named_so = field.rpartition(".")[2] in CONVERSATION_FIELDS
         texts = {field: value} if is_named_so and isinstance(value, str) else {}
-    decoded = {name: turns for name, text in texts.items() if (turns := _conversation(text)) is not None}
+    decoded = {
+        name: turns for name, text in texts.items() if (turns := _conversation(text)) is not None
+    }
     return {**record, **decoded} if decoded else record
 
 
@@ -81,5 +88,9 @@ def _is_bytes(record: object, field: str | None) -> bool:
     if not isinstance(record, Mapping):
         return False
     chosen = field or known_field(record)
-    values = [record.get(name) for name in CONVERSATION_FIELDS] if chosen is None else [lookup(record, chosen)]
+    values = (
+        [record.get(name) for name in CONVERSATION_FIELDS]
+        if chosen is None
+        else [lookup(record, chosen)]
+    )
     return any(isinstance(value, bytes) for value in values)

@@ -7,7 +7,7 @@ import csv
 import io
 from collections.abc import Iterator
 
-from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
+from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.readers.rows import documents_of, malformed
 from build_index.size import size_text
@@ -19,7 +19,8 @@ _NAMES = (*CONVERSATION_FIELDS, *TEXT_FIELDS)
 
 
 def header_columns(line: str, field: str | None) -> tuple[str, list[str]] | None:
-    """Return the delimiter and the columns of a table by its first line, or None if it has no known column.
+    """Return the delimiter and the columns of a table by its first
+    line, or None if it has no known column.
 
     Args:
         line: without its end.
@@ -35,7 +36,9 @@ def header_columns(line: str, field: str | None) -> tuple[str, list[str]] | None
     return None
 
 
-def read_separated_values(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:
+def read_separated_values(
+    stream: io.BufferedReader, where: str, records: RecordReader
+) -> Iterator[Document]:
     """Yield the documents of a table, with the file and the line on which the row ends as `origin`.
 
     Args:
@@ -44,22 +47,27 @@ def read_separated_values(stream: io.BufferedReader, where: str, records: Record
         records: extracts the document of each row.
 
     Raises:
-        CorpusFormatError: a row is larger than a document may be, has another number of columns, or is not UTF-8.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusFormatError: a row is larger than a document may be, has another number of columns, or
+            is not UTF-8.
+        CorpusError: see `RecordReader.too_large`.
     """
     lines = _Lines(stream, where)
     header = header_columns(next(lines, "").rstrip("\r\n"), records.field)
     if header is None:
-        raise CorpusFormatError(describe(where, "the first row", "without a known column", "the names of the columns"))
+        raise CorpusFormatError(
+            describe(where, "the first row", "without a known column", "the names of the columns")
+        )
     delimiter, columns = header
-    csv.field_size_limit(LARGEST_DOCUMENT_BYTES + 1)
+    csv.field_size_limit(MAX_DOCUMENT_BYTES + 1)
     reader = csv.reader(lines, delimiter=delimiter)
     while True:
         lines.held = 0
         try:
             row = next(reader, None)
         except csv.Error as error:
-            raise CorpusFormatError(describe(f"{where}:{lines.number}", "row", f"no CSV ({error})", "CSV")) from error
+            raise CorpusFormatError(
+                describe(f"{where}:{lines.number}", "row", f"no CSV ({error})", "CSV")
+            ) from error
         if row is None:
             return
         if not row:
@@ -67,13 +75,17 @@ def read_separated_values(stream: io.BufferedReader, where: str, records: Record
         origin = f"{where}:{lines.number}"
         if len(row) != len(columns):
             expected = f"{len(columns)}, as in the first row"
-            malformed(records, CorpusFormatError(describe(origin, "the number of values", len(row), expected)))
+            malformed(
+                records,
+                CorpusFormatError(describe(origin, "the number of values", len(row), expected)),
+            )
             continue
         yield from documents_of(records, dict(zip(columns, row, strict=True)), origin)
 
 
 class _Lines:
-    """The lines of a file with their ends, for `csv.reader`, which gives a row when it has read the last line of it.
+    """The lines of a file with their ends, for `csv.reader`, which
+    gives a row when it has read the last line of it.
 
     Attributes:
         held: characters read since the consumer set it to 0: of the current row.
@@ -90,20 +102,24 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        data = self._stream.readline(LARGEST_DOCUMENT_BYTES + 1)
+        data = self._stream.readline(MAX_DOCUMENT_BYTES + 1)
         if not data:
             raise StopIteration
         self.number += 1
         self.held += len(data)
         where = f"{self._where}:{self.number}"
-        if self.held > LARGEST_DOCUMENT_BYTES:
-            limit = size_text(LARGEST_DOCUMENT_BYTES)
+        if self.held > MAX_DOCUMENT_BYTES:
+            limit = size_text(MAX_DOCUMENT_BYTES)
             expected = f"at most {limit}, and quotes that end"
-            raise CorpusFormatError(describe(where, "the size of the row", f"above {limit}", expected))
+            raise CorpusFormatError(
+                describe(where, "the size of the row", f"above {limit}", expected)
+            )
         try:
             line = data.decode("utf-8")
         except UnicodeDecodeError:
-            raise CorpusFormatError(describe(where, "line", "not UTF-8", "UTF-8 (iconv converts files)")) from None
+            raise CorpusFormatError(
+                describe(where, "line", "not UTF-8", "UTF-8 (iconv converts files)")
+            ) from None
         return line.removeprefix("\ufeff") if self.number == 1 else line
 
 

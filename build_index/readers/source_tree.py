@@ -1,7 +1,8 @@
 """The files of a directory, in a fixed order, and the globs that choose among them.
 
-`*` and `?` match within one name, `**` across directories, `[...]` one character. A glob without a slash matches at any
-depth, one with a slash from the top. Excluding a directory excludes what is in it.
+`*` and `?` match within one name, `**` across directories, `[...]` one character. A glob without a
+slash matches at any depth, one with a slash from the top. Excluding a directory excludes what is in
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ from rest_store.loading.path import local_path
 
 # What tools keep in a source tree and nobody wrote.
 DEFAULT_EXCLUDES = {
-    *(".git", ".hg", ".svn", ".bzr", ".DS_Store", "__pycache__", "node_modules", "bower_components"),
+    *(
+        ".git",
+        ".hg",
+        ".svn",
+        ".bzr",
+        ".DS_Store",
+        "__pycache__",
+        "node_modules",
+        "bower_components",
+    ),
     *(".venv", "venv", ".tox", ".nox", ".eggs", ".ipynb_checkpoints"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"),
 }
@@ -42,7 +52,8 @@ class Globs:
 
     Args:
         include: globs; a file that matches none is left out, unless there are no globs.
-        exclude: globs of files and directories to leave out, besides the names in `DEFAULT_EXCLUDES`.
+        exclude: globs of files and directories to leave out, besides the names in
+            `DEFAULT_EXCLUDES`.
 
     Raises:
         CorpusError: a glob is malformed.
@@ -99,11 +110,14 @@ class LocalCorpus:
 
         Raises:
             CorpusNotFoundError: there is nothing.
-            CorpusError: it cannot be read, or is neither a file nor a directory, or the path is empty.
+            CorpusError: it cannot be read, or is neither a file nor a directory, or the path is
+                empty.
         """
         if not where or "\0" in where:
             problem = "invalid (a NUL)" if where else "empty"
-            raise CorpusError(describe(where or "corpus", "path", problem, "one of a file or a directory"))
+            raise CorpusError(
+                describe(where or "corpus", "path", problem, "one of a file or a directory")
+            )
         with read_errors(where):
             path = local_path(where).absolute()  # workers may run in other directories
             mode = path.stat().st_mode
@@ -111,18 +125,28 @@ class LocalCorpus:
             expected = "a regular file or a directory"
             raise CorpusError(describe(where, "corpus", "a pipe, socket or device", expected))
         with read_errors(where):
-            names = {name for name in (DOCUMENTS_FILE_NAME, _LOCK_NAME, MANIFEST_NAME) if (path / name).exists()}
+            names = {
+                name
+                for name in (DOCUMENTS_FILE_NAME, _LOCK_NAME, MANIFEST_NAME)
+                if (path / name).exists()
+            }
         if kind := _datastore_kind(path, names):
-            raise CorpusError(describe(where, "corpus", kind, "the texts that it was made of: it holds tokens alone"))
+            raise CorpusError(
+                describe(
+                    where, "corpus", kind, "the texts that it was made of: it holds tokens alone"
+                )
+            )
         return cls(os.fspath(path), is_directory=stat.S_ISDIR(mode), gitignore=gitignore)
 
     def files(self, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
-        """Yield the file, or the regular files below the directory, sorted by name in each directory.
+        """Yield the file, or the regular files below the directory,
+        sorted by name in each directory.
 
-        Links to files are followed. Links to directories are not, so there are no loops. They, what is not a regular
-        file (sockets, pipes, broken links), datastores, bare Git repositories, and files that vanish meanwhile are
-        skipped and counted, and so is what Git ignores. The directories of unfinished builds are left out like
-        `DEFAULT_EXCLUDES`: the output may be below the corpus.
+        Links to files are followed. Links to directories are not, so there are no loops. They, what
+        is not a regular file (sockets, pipes, broken links), datastores, bare Git repositories, and
+        files that vanish meanwhile are skipped and counted, and so is what Git ignores. The
+        directories of unfinished builds are left out like `DEFAULT_EXCLUDES`: the output may be
+        below the corpus.
 
         Args:
             globs: which files of a directory are read.
@@ -141,7 +165,12 @@ class LocalCorpus:
         yield CorpusFile(self.top, path.name, status.st_size, str(status.st_mtime_ns))
 
     def _walk(
-        self, directory: str, prefix: str, globs: Globs, rules: IgnoreRules | None, counts: CorpusCounts
+        self,
+        directory: str,
+        prefix: str,
+        globs: Globs,
+        rules: IgnoreRules | None,
+        counts: CorpusCounts,
     ) -> Iterator[CorpusFile]:
         """Yield the files below a directory, whose path from the top is `prefix`."""
         where = f"{self.top}/{prefix}".rstrip("/")
@@ -163,7 +192,9 @@ class LocalCorpus:
         rules = None if rules is None else rules.inside(directory, names)
         folder = DatasetFolder.of(names, lambda name, size: _head(Path(directory, name), size))
         for name in folder.missing if folder else ():
-            counts.skip_file(DAMAGED, f"{where}/{name}: absent, though the metadata of the data set names it", 0)
+            counts.skip_file(
+                DAMAGED, f"{where}/{name}: absent, though the metadata of the data set names it", 0
+            )
         for entry in entries:
             relative = prefix + os.fsencode(entry.name).decode("utf-8", "replace")
             if globs.excludes(relative):
@@ -171,17 +202,27 @@ class LocalCorpus:
             is_directory = entry.is_dir(follow_symlinks=False)
             if rules is not None and rules.ignores(entry.path, is_directory=is_directory):
                 size = 0 if is_directory else _size(entry)
-                counts.leave_out(IGNORED, f"{self.top}/{relative}{'/' if is_directory else ''}", size)
+                counts.leave_out(
+                    IGNORED, f"{self.top}/{relative}{'/' if is_directory else ''}", size
+                )
             elif is_directory:
-                if not is_staging(Path(entry.path)) and not (folder and entry.name in folder.metadata):
+                if not is_staging(Path(entry.path)) and not (
+                    folder and entry.name in folder.metadata
+                ):
                     yield from self._walk(entry.path, f"{relative}/", globs, rules, counts)
             elif globs.includes(relative, counts):
                 for file in self._file(entry, relative, counts):
-                    if folder is None or folder.takes(entry.name, file.size, f"{self.top}/{relative}", counts):
-                        rows = tuple(f"{directory}/{name}" for name in folder.rows) if folder else ()
+                    if folder is None or folder.takes(
+                        entry.name, file.size, f"{self.top}/{relative}", counts
+                    ):
+                        rows = (
+                            tuple(f"{directory}/{name}" for name in folder.rows) if folder else ()
+                        )
                         yield replace(file, rows=rows) if rows else file
 
-    def _file(self, entry: os.DirEntry[str], relative: str, counts: CorpusCounts) -> Iterator[CorpusFile]:
+    def _file(
+        self, entry: os.DirEntry[str], relative: str, counts: CorpusCounts
+    ) -> Iterator[CorpusFile]:
         """Yield the file of a directory's entry, or count why it is skipped."""
         where = f"{self.top}/{relative}"
         try:
@@ -189,14 +230,18 @@ class LocalCorpus:
                 status = entry.stat()
                 yield CorpusFile(entry.path, relative, status.st_size, str(status.st_mtime_ns))
             else:
-                counts.leave_out("linked directory" if entry.is_dir() else "not a regular file", where)
+                counts.leave_out(
+                    "linked directory" if entry.is_dir() else "not a regular file", where
+                )
         except FileNotFoundError:
             counts.leave_out("vanished", where)
         except OSError:
             if not entry.is_symlink():
                 with read_errors(where):
                     raise
-            counts.leave_out("not a regular file", where)  # a link to itself, or into a closed directory
+            counts.leave_out(
+                "not a regular file", where
+            )  # a link to itself, or into a closed directory
 
 
 def _datastore_kind(directory: Path, names: set[str]) -> str | None:
@@ -239,5 +284,7 @@ def compile_globs(globs: Iterable[str]) -> re.Pattern[str]:
             patterns.append(glob_translate(parts.lstrip("/") if "/" in parts else f"**/{parts}"))
         except (ValueError, re.error) as error:
             problem = f"'{glob}' ({error})"
-            raise CorpusError(describe("corpus", "a glob", problem, "one with ** for whole names")) from None
+            raise CorpusError(
+                describe("corpus", "a glob", problem, "one with ** for whole names")
+            ) from None
     return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))

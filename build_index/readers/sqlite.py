@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
+from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.readers.rows import documents_of
 from rest_store.errors import CorpusFormatError, describe, first_line
@@ -18,9 +18,11 @@ _NAMES = (*CONVERSATION_FIELDS, *TEXT_FIELDS)
 
 
 def read_sqlite(path: str, where: str, records: RecordReader) -> Iterator[Document]:
-    """Yield the documents of the tables in a database, in the order of their names, with table and row as `origin`.
+    """Yield the documents of the tables in a database, in the order
+    of their names, with table and row as `origin`.
 
-    Nothing is written, and nothing that the database defines (views, virtual tables, triggers) is run.
+    Nothing is written, and nothing that the database defines (views, virtual tables, triggers) is
+    run.
 
     Args:
         path: of the file, on this machine.
@@ -29,32 +31,42 @@ def read_sqlite(path: str, where: str, records: RecordReader) -> Iterator[Docume
 
     Raises:
         CorpusFormatError: it is damaged, or no table has a known column.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusError: see `RecordReader.too_large`.
     """
     with _opened(path, where) as connection:
         tables = [name for (name,) in connection.execute(_TABLES)]
-        chosen = {table: columns for table in tables if (columns := _columns(connection, table, records.field))}
+        chosen = {
+            table: columns
+            for table in tables
+            if (columns := _columns(connection, table, records.field))
+        }
         if not chosen:
             names = ", ".join(f"'{name}'" for name in tables) or "none"
-            expected = "one of " + ", ".join(f"'{name}'" for name in _NAMES) + "; --field names another"
+            expected = (
+                "one of " + ", ".join(f"'{name}'" for name in _NAMES) + "; --field names another"
+            )
             expected = expected if records.field is None else f"'{records.field}' in one"
             raise CorpusFormatError(
-                describe(where, "the columns of all tables", f"without a known one ({names})", expected)
+                describe(
+                    where, "the columns of all tables", f"without a known one ({names})", expected
+                )
             )
         for table, columns in chosen.items():
             yield from _rows(connection, table, columns, where, records)
 
 
 _TABLES = (
-    "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
-    "AND sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY name"
+    "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+    " AND sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY name"
 )
 
 
 @contextmanager
 def _opened(path: str, where: str) -> Iterator[sqlite3.Connection]:
     try:
-        with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        with closing(
+            sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
+        ) as connection:
             connection.text_factory = _text
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.execute("PRAGMA cell_size_check = ON")
@@ -73,16 +85,22 @@ def _columns(connection: sqlite3.Connection, table: str, field: str | None) -> l
 
 
 def _rows(
-    connection: sqlite3.Connection, table: str, columns: list[str], where: str, records: RecordReader
+    connection: sqlite3.Connection,
+    table: str,
+    columns: list[str],
+    where: str,
+    records: RecordReader,
 ) -> Iterator[Document]:
     """Yield the documents of a table; what is too large is not read."""
     names = [_quoted(name) for name in columns]
     size = " + ".join(f"coalesce(length({name}), 0)" for name in names)
-    values = ", ".join(f"CASE WHEN {size} <= {LARGEST_DOCUMENT_BYTES} THEN {name} END" for name in names)
+    values = ", ".join(
+        f"CASE WHEN {size} <= {MAX_DOCUMENT_BYTES} THEN {name} END" for name in names
+    )
     rows = connection.execute(f"SELECT {size}, {values} FROM {_quoted(table)}")
     for number, (length, *row) in enumerate(rows, 1):
         origin = f"{where}:{table}, row {number}"
-        if length > LARGEST_DOCUMENT_BYTES:
+        if length > MAX_DOCUMENT_BYTES:
             records.too_large(origin)
         else:
             texts = (_text(value) if isinstance(value, bytes) else value for value in row)

@@ -1,8 +1,10 @@
-"""Tables of Arrow, whatever file holds them: which columns may hold documents, and the rows as records.
+"""Tables of Arrow, whatever file holds them: which columns may hold
+documents, and the rows as records.
 
-The column is chosen by type here and then in each row by its value, as the field of a JSON record is: where the
-conversation of a row is null, its text counts. Values of the type `arrow.json`, which `datasets` writes where the
-records of a JSON file differ, are decoded wherever they stand in a column.
+The column is chosen by type here and then in each row by its value, as the field of a JSON record
+is: where the conversation of a row is null, its text counts. Values of the type `arrow.json`, which
+`datasets` writes where the records of a JSON file differ, are decoded wherever they stand in a
+column.
 """
 
 from __future__ import annotations
@@ -34,8 +36,16 @@ def document_columns(schema: Any, field: str | None) -> list[str]:
     """
     if field is not None:
         return [name for name in (field, field.partition(".")[0]) if _is_in(schema, name)][:1]
-    fitting = [name for name in CONVERSATION_FIELDS if _is_in(schema, name) and _may_be_conversation(schema, name)]
-    return fitting + [name for name in TEXT_FIELDS if _is_in(schema, name) and _may_be_text(schema.field(name).type)]
+    fitting = [
+        name
+        for name in CONVERSATION_FIELDS
+        if _is_in(schema, name) and _may_be_conversation(schema, name)
+    ]
+    return fitting + [
+        name
+        for name in TEXT_FIELDS
+        if _is_in(schema, name) and _may_be_text(schema.field(name).type)
+    ]
 
 
 def columns_text(schema: Any) -> str:
@@ -67,14 +77,16 @@ class TableReader:
         self._where = where
 
     def documents(self, batch: Any, rows: Iterable[int]) -> Iterator[Document]:
-        """Yield the documents of some rows, a `pyarrow.RecordBatch`, whose numbers in the table are `rows`.
+        """Yield the documents of some rows, a `pyarrow.RecordBatch`, whose
+        numbers in the table are `rows`.
 
         Raises:
             CorpusFormatError: see `rows.documents_of`.
-            DocumentSizeError: see `RecordReader.too_large`.
+            CorpusError: see `RecordReader.too_large`.
         """
         columns = [
-            _values(batch.column(name), decode) for name, decode in zip(self._columns, self._decoders, strict=True)
+            _values(batch.column(name), decode)
+            for name, decode in zip(self._columns, self._decoders, strict=True)
         ]
         for row, *values in zip(rows, *columns, strict=True):
             record = dict(zip(self._columns, values, strict=True))
@@ -91,17 +103,27 @@ def _may_be_text(kind: Any) -> bool:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    kinds = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_null)
+    kinds = (
+        types.is_string,
+        types.is_large_string,
+        types.is_binary,
+        types.is_large_binary,
+        types.is_null,
+    )
     return _is_json(kind) or _is_view(kind) or any(is_kind(kind) for is_kind in kinds)
 
 
 def _may_be_conversation(schema: Any, name: str) -> bool:
-    """Whether a column may hold conversations: turns, texts in turn where they are known so, or JSON text of them."""
+    """Whether a column may hold conversations: turns, texts in turn
+    where they are known so, or JSON text of them.
+    """
     import pyarrow.types as types
 
     kind = schema.field(name).type
     if not _is_list(kind):
-        return _may_be_text(kind) and not (types.is_binary(kind) or types.is_large_binary(kind))  # but pictures
+        return _may_be_text(kind) and not (
+            types.is_binary(kind) or types.is_large_binary(kind)
+        )  # but pictures
     turn = kind.value_type
     if types.is_struct(turn):
         return bool(_TURNS & {turn.field(index).name for index in range(turn.num_fields)})
@@ -134,7 +156,9 @@ def _decoder(field: Any) -> _Decoder | None:
 
     kind = field.type
     if _is_json(kind) or (field.metadata or {}).get(b"ARROW:extension:name") == b"arrow.json":
-        return functools.partial(_json_value, is_content=field.name in ("content", "value", *TEXT_FIELDS))
+        return functools.partial(
+            _json_value, is_content=field.name in ("content", "value", *TEXT_FIELDS)
+        )
     if _is_list(kind):
         decode = _decoder(kind.value_field)
         return None if decode is None else functools.partial(_decoded_list, decode)
@@ -148,8 +172,8 @@ def _decoder(field: Any) -> _Decoder | None:
 def _json_value(text: str | bytes | None, *, is_content: bool) -> Any:
     """Decode a value of `arrow.json`.
 
-    `datasets` does not encode a text that is JSON by chance, such as "42" or an answer in JSON: where a text or its
-    parts belong, everything else is a text.
+    `datasets` does not encode a text that is JSON by chance, such as "42" or an answer in JSON:
+    where a text or its parts belong, everything else is a text.
     """
     if text is None or isinstance(text, bytes):
         return text
@@ -173,14 +197,19 @@ def _decoded_list(decode: _Decoder, values: list[Any] | None) -> list[Any] | Non
     return None if values is None else [decode(value) for value in values]
 
 
-def _decoded_struct(decoders: dict[str, _Decoder], value: dict[str, Any] | None) -> dict[str, Any] | None:
+def _decoded_struct(
+    decoders: dict[str, _Decoder], value: dict[str, Any] | None
+) -> dict[str, Any] | None:
     if value is None:
         return None
     return {name: decoders[name](one) if name in decoders else one for name, one in value.items()}
 
 
 def _values(column: Any, decode: _Decoder | None) -> Iterator[Any]:
-    """Yield the values of a column; bytes for one with a text that is not UTF-8, whatever the column says it is."""
+    """Yield the values of a column.
+
+    Bytes for one with a text that is not UTF-8, whatever the column says it is.
+    """
     try:
         values = column.to_pylist()
     except UnicodeDecodeError:

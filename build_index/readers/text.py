@@ -23,7 +23,8 @@ def read_text(
         where: the file: origin of the document.
         counts: counts skipped files.
         size: bytes of the file, for the counts.
-        strict: whether a file that is binary or not UTF-8 is an error. Otherwise it is skipped and counted.
+        strict: whether a file that is binary or not UTF-8 is an error. Otherwise it is skipped and
+            counted.
 
     Yields:
         Documents. The text is as in the file, line ends included, without a byte order mark.
@@ -43,7 +44,9 @@ def read_text(
             return
         if part == 1:
             text = text.removeprefix("\ufeff")
-        document = Document(text=text, origin=where if part == 1 and not has_more else f"{where} (part {part})")
+        document = Document(
+            text=text, origin=where if part == 1 and not has_more else f"{where} (part {part})"
+        )
         if document.is_empty:
             counts.leave_out("empty", where)
         else:
@@ -53,7 +56,9 @@ def read_text(
         data, offset, part = data[cut:], offset + cut, part + 1
 
 
-def _decoded(data: bytes, where: str, offset: int, counts: CorpusCounts, size: int, *, strict: bool) -> str | None:
+def _decoded(
+    data: bytes, where: str, offset: int, counts: CorpusCounts, size: int, *, strict: bool
+) -> str | None:
     """Return the text, or None for a file that is skipped."""
     index = data.find(b"\0")
     if index >= 0:
@@ -63,9 +68,14 @@ def _decoded(data: bytes, where: str, offset: int, counts: CorpusCounts, size: i
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
             byte = data[error.start]
-            reason, problem = "not UTF-8", f"not UTF-8 (byte 0x{byte:02x} at {offset + error.start})"
+            reason, problem = (
+                "not UTF-8",
+                f"not UTF-8 (byte 0x{byte:02x} at {offset + error.start})",
+            )
     if strict:
-        raise CorpusFormatError(describe(where, "content", problem, "UTF-8 text, JSON, JSONL or parquet"))
+        raise CorpusFormatError(
+            describe(where, "content", problem, "UTF-8 text, JSON, JSONL or parquet")
+        )
     counts.skip_file(reason, f"{where}: {problem}", size)
     return None
 

@@ -1,4 +1,6 @@
-"""What is not read: how it is called in the summary of a build, and the command that makes it readable."""
+"""What is not read: how it is called in the summary of a build, and
+the command that makes it readable.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ ROW_NUMBERS = "table of row numbers"
 CACHED = "cached result of datasets"
 
 _LFS_HEAD = b"version https://git-lfs.github.com/spec/v1\n"
-_PDF, _SEVEN_ZIP, _RAR, _UTF16, _OFFICE = "PDF", "7z archive", "RAR archive", "UTF-16 text", "office document"
+_PDF, _SEVEN_ZIP, _RAR, _UTF16, _OFFICE = (
+    "PDF",
+    "7z archive",
+    "RAR archive",
+    "UTF-16 text",
+    "office document",
+)
 _AVRO, _ORC = "Avro file", "ORC file"
 _MAGICS = {
     b"%PDF-": _PDF,
@@ -45,7 +53,15 @@ HINTS = {
 }
 """What helps against each reason to skip something, where a command does."""
 
-_NOUNS = (*HINTS, "zip archive", "datastore", "media file", "malformed record", "encrypted file", "linked directory")
+_NOUNS = (
+    *HINTS,
+    "zip archive",
+    "datastore",
+    "media file",
+    "malformed record",
+    "encrypted file",
+    "linked directory",
+)
 _PLURALS = {noun: f"{noun}s" for noun in _NOUNS}
 _PLURALS |= {
     BARE_REPOSITORY: "bare Git repositories",
@@ -60,8 +76,10 @@ _PLURALS |= {
 MEDIA, CODE = "media file", "compiled code"  # without a text that anybody misses
 WITHOUT_TEXT = {MEDIA, CODE}
 _ENDINGS = {
-    MEDIA: "png jpg jpeg gif webp avif bmp ico icns tif tiff psd heic xcf mp3 wav ogg oga opus flac m4a aac mid mp4 "
-    "m4v mkv webm mov avi mpg mpeg ttf otf ttc woff woff2 eot pfb",
+    MEDIA: (
+        "png jpg jpeg gif webp avif bmp ico icns tif tiff psd heic xcf mp3 wav ogg oga opus flac"
+        " m4a aac mid mp4 m4v mkv webm mov avi mpg mpeg ttf otf ttc woff woff2 eot pfb"
+    ),
     CODE: "so o a dll dylib exe lib obj pyc pyd class wasm beam pdb rlib rmeta",
 }
 _KINDS = {ending: kind for kind, endings in _ENDINGS.items() for ending in endings.split()}
@@ -79,12 +97,13 @@ def is_lfs_pointer(head: bytes) -> bool:
 
 
 def kind_of(head: bytes, where: str) -> str | None:
-    """Return how content that no reader takes is called, by its first bytes, or None if it may be a text.
+    """Return how content that no reader takes is called, by its
+    first bytes, or None if it may be a text.
 
     Args:
         head: the first bytes.
-        where: name of the file, by whose ending pictures, sound, fonts and compiled code are told from other binary
-            content.
+        where: name of the file, by whose ending pictures, sound, fonts and compiled code are told
+            from other binary content.
     """
     kind = next((kind for magic, kind in _MAGICS.items() if head.startswith(magic)), None)
     if kind is not None and (kind != _ORC or b"\0" in head):

@@ -19,7 +19,10 @@ _EMPTY = TokenTree([], [], [])
 
 
 def tree_of(paths: Sequence[Sequence[int]]) -> TokenTree:
-    """Return the tree of several continuations, which share their common beginnings; the first one comes first."""
+    """Return the tree of several continuations, which share their common beginnings.
+
+    The first one comes first.
+    """
     tokens: list[int] = []
     parents: list[int] = []
     nodes: dict[tuple[int, int], int] = {}  # by parent and token
@@ -36,10 +39,11 @@ def tree_of(paths: Sequence[Sequence[int]]) -> TokenTree:
 
 
 class RestRule:
-    """REST's rule: the most frequent continuations of the longest match (arXiv 2311.08252, section 3.2).
+    """REST's rule: the most frequent continuations of the longest
+    match (arXiv 2311.08252, section 3.2).
 
-    Of several datastores the one with the longest match drafts, of equal ones the first. The context begins after its
-    last token outside their vocabulary.
+    Of several datastores the one with the longest match drafts, of equal ones the first. The
+    context begins after its last token outside their vocabulary.
 
     Args:
         stores: datastores of one tokenizer, at least one.
@@ -48,7 +52,11 @@ class RestRule:
     """
 
     def __init__(
-        self, stores: Sequence[Store], prompt: Sequence[int] | npt.NDArray[np.int32], *, max_suffix: int = _MAX_SUFFIX
+        self,
+        stores: Sequence[Store],
+        prompt: Sequence[int] | npt.NDArray[np.int32],
+        *,
+        max_suffix: int = _MAX_SUFFIX,
     ) -> None:
         self._stores = list(stores)
         self._vocabulary_size = min(store.vocabulary_size for store in self._stores)
@@ -61,19 +69,27 @@ class RestRule:
         if not self._context:
             return _EMPTY
         lengths = [
-            store.longest_suffix_match(self._context, max_suffix=self._max_suffix).length for store in self._stores
+            store.longest_suffix_match(self._context, max_suffix=self._max_suffix).length
+            for store in self._stores
         ]
         longest = self._stores[lengths.index(max(lengths))]
-        return longest.draft(self._context, max_nodes=max_nodes, max_suffix=self._max_suffix, max_depth=_MAX_DEPTH)
+        return longest.draft(
+            self._context, max_nodes=max_nodes, max_suffix=self._max_suffix, max_depth=_MAX_DEPTH
+        )
 
     def accept(self, tokens: Sequence[int] | npt.NDArray[np.int32], *likely: object) -> None:
         """Take over `tokens`; what the model found likely is not used."""
         for token in map(int, tokens[-self._max_suffix :]):
-            self._context = [] if token >= self._vocabulary_size else [*self._context, token][-self._max_suffix :]
+            self._context = (
+                []
+                if token >= self._vocabulary_size
+                else [*self._context, token][-self._max_suffix :]
+            )
 
 
 class PromptLookupRule:
-    """Prompt lookup as in `transformers`: what followed the first occurrence of the longest n-gram, as one chain.
+    """Prompt lookup as in `transformers`: what followed the first
+    occurrence of the longest n-gram, as one chain.
 
     Args:
         prompt: the tokens so far.
@@ -85,7 +101,10 @@ class PromptLookupRule:
         self.accept(prompt)
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
-        """Return the chain that followed the n-gram which ends the text; empty if none occurred before."""
+        """Return the chain that followed the n-gram which ends the text.
+
+        Empty if none occurred before.
+        """
         for size in range(min(_NGRAM, len(self._text)), 0, -1):
             begin = self._first[tuple(self._text[-size:])]
             if begin < len(self._text):

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rest_store.bench.options import datastores_option, recordings_option, tokenizer_option
-from rest_store.bench.recordings import FIT_PARTS, LEAST_TO_FIT, read_all, split
+from rest_store.bench.recordings import FIT_PARTS, MIN_TO_FIT, read_all, split
 from rest_store.bench.replay import fit_calibration, replay
 from rest_store.bench.results import file_hash
 from rest_store.datastore.render import counted
@@ -17,11 +17,18 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_so
 from rest_store.live.opening import open_datastores
 from rest_store.options import FILE, json_option, to_be_written
 
-_BUDGETS = ((24, 0), (24, 2), (64, 1))  # nodes, and tokens of the output that count as prompt, of each replay
+_BUDGETS = (
+    (24, 0),
+    (24, 2),
+    (64, 1),
+)  # nodes, and tokens of the output that count as prompt, of each replay
 
 
 @click.command(
-    epilog="Example: rest-store calibrate --recordings mine.jsonl --datastore python.ds --out mine.calibration",
+    epilog=(
+        "Example: rest-store calibrate --recordings mine.jsonl --datastore python.ds --out"
+        " mine.calibration"
+    ),
 )
 @recordings_option()
 @datastores_option
@@ -34,7 +41,13 @@ _BUDGETS = ((24, 0), (24, 2), (64, 1))  # nodes, and tokens of the output that c
     callback=to_be_written,
     help="Where the result is written: the calibration.",
 )
-@click.option("--trees", metavar="N", default=250, type=click.IntRange(1, 2000), help="Number of boosted trees.")
+@click.option(
+    "--trees",
+    metavar="N",
+    default=250,
+    type=click.IntRange(1, 2000),
+    help="Number of boosted trees.",
+)
 @json_option
 def calibrate(
     recordings: tuple[Path, ...],
@@ -46,12 +59,15 @@ def calibrate(
 ) -> None:
     """Fit a calibration to recordings of your own model, and show how good it is.
 
-    Seven tenths of the prompts, by a fixed hash, are fitted to. The figures are those of the others. The result is for
-    `rest-store generate --calibration`, `bench speed --calibration` and `Generator(calibration=...)`.
+    Seven tenths of the prompts, by a fixed hash, are fitted to. The figures are those of the
+    others. The result is for `rest-store generate --calibration`, `bench speed --calibration` and
+    `Generator(calibration=...)`.
     """
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
-    fitting, held_out = split(read_all(recordings, stores, tokenizer), "calibrate", least=LEAST_TO_FIT)
+    fitting, held_out = split(
+        read_all(recordings, stores, tokenizer), "calibrate", minimum=MIN_TO_FIT
+    )
     sources = [PromptLookup(), RecycledLogits(), *stores.values()]
     provenance = {
         "recordings": [path.name for path in recordings],
@@ -72,10 +88,16 @@ def calibrate(
         for nodes in (16, 64)
     }
     if as_json:
-        rows = [{"calibration": name, "nodes": nodes, **one.as_json()} for (name, nodes), one in outcomes.items()]
+        rows = [
+            {"calibration": name, "nodes": nodes, **one.as_json()}
+            for (name, nodes), one in outcomes.items()
+        ]
         summary = {"out": str(out), "fitted": len(fitting), "reported": len(held_out), "rows": rows}
         click.echo(json.dumps(summary))
         return
     click.echo(f"{out}: fitted to {counted(len(fitting), 'recording')}; on {len(held_out)} others:")
     for (name, nodes), outcome in outcomes.items():
-        click.echo(f"  {name:<8} {nodes:>3} nodes  M {outcome}  calibration error {outcome.calibration_error:.3f}")
+        click.echo(
+            f"  {name:<8} {nodes:>3} nodes  M {outcome}  calibration error"
+            f" {outcome.calibration_error:.3f}"
+        )

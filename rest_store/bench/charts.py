@@ -18,10 +18,11 @@ _METHODS = {  # of `bench speed`, in words
 _ALONE, _WITHOUT = "session, ", "session without "  # how rows of `bench replay` begin
 _SPEED_NOTE = "Of whole generations, in the median; the line shows the range."
 _MEAN_NOTE = (
-    "Tokens of a forward pass; 1 without drafts. In a replay, each step drafts as many nodes as it may; generation "
-    "cuts trees, so its M is lower. The line shows where M lies for 95% of such samples."
+    "Tokens of a forward pass; 1 without drafts. In a replay, each step drafts as many nodes as it"
+    " may; generation cuts trees, so its M is lower. The line shows where M lies for 95% of such"
+    " samples."
 )
-_MOST_BUDGETS = 2  # of which a replay's sources have a chart each
+_MAX_BUDGETS = 2  # of which a replay's sources have a chart each
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,23 @@ def charts_of(result: Result) -> list[Chart]:
     make = _MAKERS.get(result.benchmark)
     try:
         return [] if make is None else [chart for chart in make(result.figures) if chart.bars]
-    except (KeyError, TypeError, ValueError, AttributeError):  # an older result, or a file of something else
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):  # an older result, or a file of something else
         return []
 
 
 def _speeds(figures: Mapping[str, Any]) -> Iterable[Chart]:
     methods = figures["families"]["all"]
     bars = [
-        Bar(_METHODS.get(name, name), float(row["speedup"]), *(_number(row.get(end)) for end in ("low", "high")))
+        Bar(
+            _METHODS.get(name, name),
+            float(row["speedup"]),
+            *(_number(row.get(end)) for end in ("low", "high")),
+        )
         for name, row in methods.items()
     ]
     yield Chart("Speed, in multiples of plain generation", tuple(bars), _SPEED_NOTE)
@@ -87,10 +97,13 @@ def _means(figures: Mapping[str, Any]) -> Iterable[Chart]:
         bars = tuple(_mean(counted(row["nodes"], "node"), row) for row in sessions)
         yield Chart("M in replays", bars, _MEAN_NOTE)
         return
-    for session in sessions[:_MOST_BUDGETS]:
+    for session in sessions[:_MAX_BUDGETS]:
         nodes = session["nodes"]
         same = [row for row in by_source if row["nodes"] == nodes]
-        bars = (_mean("all sources", session), *(_mean(_source(row["drafting"]), row) for row in same))
+        bars = (
+            _mean("all sources", session),
+            *(_mean(_source(row["drafting"]), row) for row in same),
+        )
         yield Chart(f"M in replays with {counted(nodes, 'node')}", bars, _MEAN_NOTE)
 
 
@@ -110,4 +123,7 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-_MAKERS: dict[str, Callable[[Mapping[str, Any]], Iterable[Chart]]] = {"speed": _speeds, "replay": _means}
+_MAKERS: dict[str, Callable[[Mapping[str, Any]], Iterable[Chart]]] = {
+    "speed": _speeds,
+    "replay": _means,
+}

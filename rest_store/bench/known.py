@@ -1,4 +1,6 @@
-"""Replays by what is known meanwhile: nothing, datastores, and the outputs that a live datastore remembers."""
+"""Replays by what is known meanwhile: nothing, datastores, and the
+outputs that a live datastore remembers.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ class Variant(NamedTuple):
     @property
     def columns(self) -> dict[str, Any]:
         """The first figures of a row."""
-        shape = {} if self.batch is None else {"batch": self.batch.rows, "shape": "chain" if self.chains else "tree"}
+        shape = (
+            {}
+            if self.batch is None
+            else {"batch": self.batch.rows, "shape": "chain" if self.chains else "tree"}
+        )
         return {"nodes": self.max_nodes, **shape}
 
 
@@ -62,23 +68,25 @@ def measure_known(
 ) -> list[dict[str, Any]]:
     """Replay recordings with and without datastores, for each way to remember the others.
 
-    Sessions share their recycled logits, which have learnt from what is remembered, as those of one program do.
+    Sessions share their recycled logits, which have learnt from what is remembered, as those of one
+    program do.
 
     Args:
         recordings: all of them, in order.
-        reported: those to replay, in the same order; `calibration` must not have been fitted to them.
+        reported: those to replay, in the same order; `calibration` must not have been fitted to
+            them.
         stores: datastores by name.
         calibration: of the sessions; not changed.
         variants: how they draft.
         orders: what a live datastore holds meanwhile, by name.
         tokenizer: of the recordings, for a live datastore; None: there are no `orders`.
-        groups: whether to replay also with what is remembered of the same task as references, as with a `group`, beside
-            all that is remembered and instead of it.
+        groups: whether to replay also with what is remembered of the same task as references, as
+            with a `group`, beside all that is remembered and instead of it.
         progress: called with a line for each row.
 
     Returns:
-        One row each: "datastores" (whether they are sources), "remembered", the variant and the figures of
-        `Outcome.as_json`.
+        One row each: "datastores" (whether they are sources), "remembered", the variant and the
+        figures of `Outcome.as_json`.
     """
     reported_ids = {id(recording) for recording in reported}
     has_logits = any(recording.top_k.size for recording in recordings)
@@ -93,28 +101,52 @@ def measure_known(
     ) -> Outcome:
         own = [PromptLookup(), *([logits_of(known)] if has_logits else []), *sources]
         _, nodes, batch, chains = variant
-        options: dict[str, Any] = {"max_nodes": nodes, "batch": batch, "chains": chains, "references": references}
+        options: dict[str, Any] = {
+            "max_nodes": nodes,
+            "batch": batch,
+            "chains": chains,
+            "references": references,
+        }
         return replay([recording], own, calibration, share_logits=True, **options)
 
     def remembering(
-        order: Order, sources: Sequence[object], variant: Variant, *, reads_group: bool = False, reads_all: bool = True
+        order: Order,
+        sources: Sequence[object],
+        variant: Variant,
+        *,
+        reads_group: bool = False,
+        reads_all: bool = True,
     ) -> Outcome:
         assert tokenizer is not None
         with new_live_datastore(tokenizer) as memory:
             own = [*sources, memory] if reads_all else sources
             return Outcome.sum_of(
-                replay_one(recording, known, own, variant, earlier(memory, recording.key, _fail) if reads_group else ())
+                replay_one(
+                    recording,
+                    known,
+                    own,
+                    variant,
+                    earlier(memory, recording.key, _fail) if reads_group else (),
+                )
                 for recording, known in order(recordings, memory)
                 if id(recording) in reported_ids
             )
 
     def with_logits_of_others(sources: Sequence[object], variant: Variant) -> Outcome:
         return Outcome.sum_of(
-            replay_one(one, [other for other in recordings if other is not one], sources, variant) for one in reported
+            replay_one(one, [other for other in recordings if other is not one], sources, variant)
+            for one in reported
         )
 
     def add(with_stores: bool, remembered: str, variant: Variant, outcome: Outcome) -> None:
-        rows.append({"datastores": with_stores, "remembered": remembered, **variant.columns, **outcome.as_json()})
+        rows.append(
+            {
+                "datastores": with_stores,
+                "remembered": remembered,
+                **variant.columns,
+                **outcome.as_json(),
+            }
+        )
         besides = "datastores" if with_stores else "no datastores"
         progress(f"{besides}, remembered: {remembered}, {variant.name}: {outcome.summary()}")
 
@@ -134,7 +166,9 @@ def measure_known(
                 if groups:
                     outcome = remembering(order, sources, variant, reads_group=True)
                     add(with_stores, f"{name}, the same task first", variant, outcome)
-                    outcome = remembering(order, sources, variant, reads_group=True, reads_all=False)
+                    outcome = remembering(
+                        order, sources, variant, reads_group=True, reads_all=False
+                    )
                     add(with_stores, f"{name}, the same task alone", variant, outcome)
     return rows
 

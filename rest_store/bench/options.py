@@ -24,7 +24,10 @@ def recordings_option(*, required: bool = True) -> Decorator[Any]:
         multiple=True,
         required=required,
         type=PATH,
-        help="JSON lines of prompt and output or of messages, as token ids or text; may end in .gz. Repeatable.",
+        help=(
+            "JSON lines of prompt and output or of messages, as token ids or text; may end in .gz."
+            " Repeatable."
+        ),
     )
 
 
@@ -42,8 +45,10 @@ history_from_option = click.option(
     metavar="FILE",
     multiple=True,
     type=PATH,
-    help="Replay also while a live datastore remembers the outputs of these recordings and of the files before this "
-    "one, but never what is replayed. Repeatable.",
+    help=(
+        "Replay also while a live datastore remembers the outputs of these recordings and of the"
+        " files before this one, but never what is replayed. Repeatable."
+    ),
 )
 tokenizer_option = click.option(
     "--tokenizer",
@@ -76,8 +81,10 @@ def cost_model_options(command: Any) -> Any:
             "--cost-model",
             metavar="FILE",
             type=PATH,
-            help="Model an engine's speed: JSON with the seconds fixed, overhead, cached_token and verified_token. "
-            "Drafts are cut by these costs.",
+            help=(
+                "Model an engine's speed: JSON with the seconds fixed, overhead, cached_token and"
+                " verified_token. Drafts are cut by these costs."
+            ),
         ),
     ):
         command = option(command)
@@ -85,10 +92,16 @@ def cost_model_options(command: Any) -> Any:
 
 
 every_option = click.option(
-    "--every", metavar="N", default=1, type=click.IntRange(1), help="Take every n-th recording or prompt only."
+    "--every",
+    metavar="N",
+    default=1,
+    type=click.IntRange(1),
+    help="Take every n-th recording or prompt only.",
 )
 chat_option = click.option(
-    "--chat", is_flag=True, help="Render texts with the model's chat template: each is a user's turn."
+    "--chat",
+    is_flag=True,
+    help="Render texts with the model's chat template: each is a user's turn.",
 )
 calibration_option = click.option(
     "--calibration",
@@ -100,7 +113,10 @@ calibration_option = click.option(
 prepacked_option = click.option(
     "--prepacked-weights",
     is_flag=True,
-    help="Copy float32 weights into the layout that this CPU is fastest with: for all methods, plain generation too.",
+    help=(
+        "Copy float32 weights into the layout that this CPU is fastest with: for all methods, plain"
+        " generation too."
+    ),
 )
 _out_option = click.option(
     "--out",
@@ -125,7 +141,9 @@ class Destination:
 
 
 def result_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--out` and `--json` to a command that measures; it gets them as one argument `out`, for `write_result`.
+    """Add `--out` and `--json` to a command that measures.
+
+    It gets them as one argument `out`, for `write_result`.
 
     With `--json`, what the command prints goes to standard error.
     """
@@ -148,8 +166,11 @@ def prompts_option(*, required: bool = True) -> Decorator[Any]:
         metavar="FILE",
         required=required,
         type=PATH,
-        help="What the model is asked: plain text, one prompt a line; or JSON lines of texts, token ids, or objects "
-        "with prompt or turns (texts, of which the first is used). May end in .gz.",
+        help=(
+            "What the model is asked: plain text, one prompt a line; or JSON lines of texts, token"
+            " ids, or objects with prompt or turns (texts, of which the first is used). May end in"
+            " .gz."
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rest_store.bench.recordings import integers, lines_of
-from rest_store.errors import RecordingError, describe
+from rest_store.errors import DataFileError, describe
 
 _EXPECTED = "text, token ids, or an object with prompt (text or token ids) or turns (texts)"
 
@@ -33,9 +33,9 @@ class Prompt:
 def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Prompt]:
     """Read prompts: plain text, one a line, or JSON lines; also as `.gz`.
 
-    In JSON, a prompt is a text, a list of token ids, or an object with `prompt`, as text or token ids, or `turns`, a
-    list of texts. Of `turns` (the layout of MT-Bench and Spec-Bench) the first is taken. An object may have `set` or
-    `category`, the family, and `id` or `question_id`.
+    In JSON, a prompt is a text, a list of token ids, or an object with `prompt`, as text or token
+    ids, or `turns`, a list of texts. Of `turns` (the layout of MT-Bench and Spec-Bench) the first
+    is taken. An object may have `set` or `category`, the family, and `id` or `question_id`.
 
     A file is JSON if it is named `.json` or `.jsonl`, or if its first line is a JSON object.
 
@@ -44,7 +44,7 @@ def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Pro
         encode: turns a text into token ids.
 
     Raises:
-        RecordingError: the file cannot be read, holds no prompt, or one that is not valid.
+        DataFileError: the file cannot be read, holds no prompt, or one that is not valid.
     """
     prompts = []
     for number, where, entry in _entries(path):
@@ -53,25 +53,30 @@ def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Pro
             prompt = fields["prompt"] if "prompt" in fields else _listed(fields["turns"])[0]
             tokens = integers(encode(prompt) if isinstance(prompt, str) else _listed(prompt), 0)
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise RecordingError(describe(where, "prompt", "malformed", _EXPECTED)) from error
+            raise DataFileError(describe(where, "prompt", "malformed", _EXPECTED)) from error
         if tokens.ndim != 1:
-            raise RecordingError(describe(where, "prompt", "malformed", _EXPECTED))
+            raise DataFileError(describe(where, "prompt", "malformed", _EXPECTED))
         if not tokens.size:
-            raise RecordingError(describe(where, "prompt", "empty", _EXPECTED))
+            raise DataFileError(describe(where, "prompt", "empty", _EXPECTED))
         family = str(fields.get("set", fields.get("category", "all")))
         key = str(fields.get("id", fields.get("question_id", number)))
         prompts.append(Prompt(family, key, tokens.tolist()))
     if not prompts:
-        raise RecordingError(describe(path, "number of prompts", 0, "at least one"))
+        raise DataFileError(describe(path, "number of prompts", 0, "at least one"))
     return prompts
 
 
 def _entries(path: Path) -> list[tuple[int, str, Any]]:
-    """Return the prompts of a file as they stand there, each with its number and where it is, for messages."""
+    """Return the prompts of a file as they stand there, each with
+    its number and where it is, for messages.
+    """
     lines = [(number, line.removesuffix("\n")) for number, line in lines_of(path)]
     named = path.name.removesuffix(".gz").endswith((".json", ".jsonl"))
     is_json = named or (lines and isinstance(_parsed(lines[0][1]), dict))
-    return [(number, f"{path}, line {number}", _parsed(line) if is_json else line) for number, line in lines]
+    return [
+        (number, f"{path}, line {number}", _parsed(line) if is_json else line)
+        for number, line in lines
+    ]
 
 
 def _parsed(text: str) -> Any:
@@ -92,7 +97,7 @@ def _listed(value: Any) -> list[Any]:
 def encoding(tokenizer: Any, *, chat: bool) -> Callable[[str], list[int]]:
     """Return what turns a text into token ids; with `chat` as a user's turn.
 
-    What is returned raises RecordingError if the tokenizer has no chat template.
+    What is returned raises DataFileError if the tokenizer has no chat template.
     """
     return lambda text: chat_tokens(tokenizer, text) if chat else list(tokenizer(text)["input_ids"])
 
@@ -101,26 +106,33 @@ def chat_tokens(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens of a chat in which a user says `text`, up to the answer.
 
     Raises:
-        RecordingError: the tokenizer has no chat template.
+        DataFileError: the tokenizer has no chat template.
     """
     if not tokenizer.chat_template:
         where = tokenizer.name_or_path or type(tokenizer).__name__
-        raise RecordingError(describe(where, "chat template", "absent", "one: the prompts are turns of a chat"))
+        raise DataFileError(
+            describe(where, "chat template", "absent", "one: the prompts are turns of a chat")
+        )
     messages = [{"role": "user", "content": text}]
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 
 def require_known_tokens(prompts: Iterable[Prompt], vocabulary_size: int) -> None:
-    """Raise RecordingError unless the model, of `vocabulary_size` token ids, knows all tokens of the prompts."""
+    """Raise DataFileError unless the model, of `vocabulary_size` token
+    ids, knows all tokens of the prompts.
+    """
     for prompt in prompts:
         if (greatest := max(prompt.tokens)) >= vocabulary_size:
             expected = f"0..{vocabulary_size - 1}, as the model has them"
-            raise RecordingError(describe(f"prompt {prompt.key}", "a token id", greatest, expected))
+            raise DataFileError(describe(f"prompt {prompt.key}", "a token id", greatest, expected))
 
 
 def interleaved(prompts: Sequence[Prompt], per_family: int | None = None) -> list[Prompt]:
-    """Return the prompts with their families taking turns; of each at most the first `per_family`."""
+    """Return the prompts with their families taking turns.
+
+    Of each at most the first `per_family`.
+    """
     families: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         families[prompt.family].append(prompt)

@@ -13,7 +13,7 @@ import click
 from rest_store.bench.options import chat_option, every_option, prompts_option
 from rest_store.bench.prompts import Prompt, encoding, read_prompts, require_known_tokens
 from rest_store.datastore.render import counted
-from rest_store.errors import RecordingError, describe
+from rest_store.errors import DataFileError, describe
 from rest_store.options import (
     FILE,
     device_option,
@@ -29,7 +29,10 @@ TOP = 8  # most likely tokens kept for each position
 
 
 @click.command(
-    epilog="Example: rest-store bench record --model MODEL --prompts questions.txt --chat --out recordings.jsonl.gz"
+    epilog=(
+        "Example: rest-store bench record --model MODEL --prompts questions.txt --chat --out"
+        " recordings.jsonl.gz"
+    )
 )
 @model_option
 @prompts_option()
@@ -60,7 +63,8 @@ def record(
 ) -> None:
     """Record what a model writes for your prompts, for `bench replay` and `calibrate` to replay.
 
-    Outputs are greedy. The model's eight most likely tokens at each position are kept for recycled logits.
+    Outputs are greedy. The model's eight most likely tokens at each position are kept for recycled
+    logits.
     """
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size
@@ -75,27 +79,40 @@ def record(
         click.echo(f"{out}: {counted(len(prompts), 'recording')}, {counted(tokens, 'token')}")
 
 
-def write_recordings(model: Any, prompts: Sequence[Prompt], out: Path, *, max_new_tokens: int) -> int:
-    """Write the recordings of `recordings_of` to `out`, show on standard error how far it is, and return their tokens.
+def write_recordings(
+    model: Any, prompts: Sequence[Prompt], out: Path, *, max_new_tokens: int
+) -> int:
+    """Write the recordings of `recordings_of` to `out`, show on
+    standard error how far it is, and return their tokens.
 
     Raises:
-        RecordingError: the file cannot be written.
+        DataFileError: the file cannot be written.
     """
     tokens = 0
     open_file: Any = gzip.open if out.suffix == ".gz" else open
     try:
         with open_file(out, "wt", encoding="utf-8") as file:
-            for number, row in enumerate(recordings_of(model, prompts, max_new_tokens=max_new_tokens), 1):
+            for number, row in enumerate(
+                recordings_of(model, prompts, max_new_tokens=max_new_tokens), 1
+            ):
                 file.write(json.dumps(row) + "\n")
                 tokens += len(row["output"])
-                click.echo(f"{number}/{len(prompts)} {row['set']}: {counted(len(row['output']), 'token')}", err=True)
+                click.echo(
+                    f"{number}/{len(prompts)} {row['set']}: {counted(len(row['output']), 'token')}",
+                    err=True,
+                )
     except OSError as error:
-        raise RecordingError(describe(out, "file", f"not writable ({error.strerror})", "a writable path")) from error
+        raise DataFileError(
+            describe(out, "file", f"not writable ({error.strerror})", "a writable path")
+        ) from error
     return tokens
 
 
-def recordings_of(model: Any, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Iterator[dict[str, Any]]:
-    """Yield a recording for each prompt: the model's greedy output, and its most likely tokens at every position.
+def recordings_of(
+    model: Any, prompts: Sequence[Prompt], *, max_new_tokens: int
+) -> Iterator[dict[str, Any]]:
+    """Yield a recording for each prompt: the model's greedy output,
+    and its most likely tokens at every position.
 
     Args:
         model: a causal language model of transformers.
@@ -103,8 +120,8 @@ def recordings_of(model: Any, prompts: Sequence[Prompt], *, max_new_tokens: int)
         max_new_tokens: most tokens of an output.
 
     Yields:
-        "set", "id", "prompt", "output" (token ids) and "topk" (8 ids for each position of prompt + output, the most
-        likely first; those after the last token are the model's next choices).
+        "set", "id", "prompt", "output" (token ids) and "topk" (8 ids for each position of prompt +
+        output, the most likely first; those after the last token are the model's next choices).
     """
     import torch
 
@@ -112,7 +129,10 @@ def recordings_of(model: Any, prompts: Sequence[Prompt], *, max_new_tokens: int)
         ids = torch.tensor([prompt.tokens], device=model.device)
         with torch.no_grad():
             written = model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
             )
             likely = model(input_ids=written, use_cache=False).logits[0].topk(TOP, dim=-1).indices
         yield {

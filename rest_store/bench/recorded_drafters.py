@@ -1,7 +1,8 @@
-"""Other drafters whose acceptance at each position was recorded: alone, and a trained head beside draft sessions.
+"""Other drafters whose acceptance at each position was recorded:
+alone, and a trained head beside draft sessions.
 
-Beside a head, each step verifies what promises the most tokens per modelled second: the session's tree, the head's
-chain, or both (`rest_store/drafting/arbitration.py`).
+Beside a head, each step verifies what promises the most tokens per modelled second: the session's
+tree, the head's chain, or both (`rest_store/drafting/arbitration.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup
 
-_LONGEST = 20  # tokens that the recorded drafters drafted at most
+_MAX_LENGTH = 20  # tokens that the recorded drafters drafted at most
 _NO_TREE = TokenTree([], [], [], scores=[])
-_WRONG = -1  # stands for a token of the head that the model did not write: what it was is not recorded
+_WRONG = (
+    -1
+)  # stands for a token of the head that the model did not write: what it was is not recorded
 
 
 def replay_other(recordings: Sequence[Recording], name: str, batch: Batch, length: int) -> Outcome:
@@ -36,15 +39,24 @@ def replay_other(recordings: Sequence[Recording], name: str, batch: Batch, lengt
         prompt, tokens = one.prompt.size, one.output.size
         steps, seconds = batch.drafted_by(name, one.drafters[name].tolist(), prompt, length)
         plain = batch.plain(prompt, prompt + tokens)
-        outcome.replays.append(Replayed(one.family, tokens, steps, steps * length, 0.0, plain, seconds, one.key))
+        outcome.replays.append(
+            Replayed(one.family, tokens, steps, steps * length, 0.0, plain, seconds, one.key)
+        )
     return outcome
 
 
-def other_drafters(recordings: Sequence[Recording], batches: Sequence[Batch]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a line and a row for each recorded drafter and batch, with the length that is fastest for the median."""
+def other_drafters(
+    recordings: Sequence[Recording], batches: Sequence[Batch]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a line and a row for each recorded drafter and batch,
+    with the length that is fastest for the median.
+    """
     for name in sorted({name for recording in recordings for name in recording.drafters}):
         for batch in batches:
-            outcomes = {length: replay_other(recordings, name, batch, length) for length in range(1, _LONGEST + 1)}
+            outcomes = {
+                length: replay_other(recordings, name, batch, length)
+                for length in range(1, _MAX_LENGTH + 1)
+            }
             best = max(outcomes, key=lambda length: outcomes[length].modelled_speeds[0])
             row = {"drafter": name, "batch": batch.rows, "length": best, **outcomes[best].as_json()}
             yield f"{name}, {best} tokens, batch of {batch.rows}: {outcomes[best].summary()}", row
@@ -57,7 +69,9 @@ class _BesideHead:
         seconds: modelled seconds that the head took.
     """
 
-    def __init__(self, session: DraftSession, head: Head, recording: Recording, name: str, batch: Batch) -> None:
+    def __init__(
+        self, session: DraftSession, head: Head, recording: Recording, name: str, batch: Batch
+    ) -> None:
         self._session, self._head, self._batch, self._name = session, head, batch, name
         self._accepted, self._text = recording.drafters[name], recording.output
         self._prompt, self._position = recording.prompt.size, 0
@@ -66,7 +80,10 @@ class _BesideHead:
         self.seconds = 0.0
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
-        """Return what is verified; the tokens of the head are those of the output, as far as they were accepted."""
+        """Return what is verified.
+
+        The tokens of the head are those of the output, as far as they were accepted.
+        """
         assert costs is not None  # as a batch has them
         tree = self._session.draft(max_nodes) if self._head.wants_tree() else None
         if tree is None:
@@ -78,7 +95,9 @@ class _BesideHead:
         self._brought = min(int(self._accepted[self._position]) - 1, plan.head_tokens)
         if not plan.head_tokens:
             return plan.tree
-        self.seconds += self._batch.beside(self._name, self._prompt + self._position, plan.head_tokens)
+        self.seconds += self._batch.beside(
+            self._name, self._prompt + self._position, plan.head_tokens
+        )
         right = self._text[self._position : self._position + self._brought].tolist()
         return with_chain(plan.tree, right + [_WRONG] * (plan.head_tokens - len(right)))
 
@@ -95,16 +114,22 @@ class _BesideHead:
 
 
 class _Oracle(_BesideHead):
-    """Verifies in each step the one of the two that brings the most tokens per second, as the output shows."""
+    """Verifies in each step the one of the two that brings the most
+    tokens per second, as the output shows.
+    """
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
-        """Return the session's tree, cut by its costs, or as much of the head's chain as brings most."""
+        """Return the session's tree, cut by its costs, or as much
+        of the head's chain as brings most.
+        """
         assert costs is not None  # as a batch has them
         tree, cached = self._session.draft(max_nodes, costs), self._prompt + self._position
         written = 1 + len(tree.longest_path(self._text[self._position :]))
         speeds = [written / (costs[len(tree)] + self._batch.of_sessions)]
-        for tokens in range(1, _LONGEST + 1):
-            seconds = self._batch.time(cached, 1 + tokens) + self._batch.beside(self._name, cached, tokens)
+        for tokens in range(1, _MAX_LENGTH + 1):
+            seconds = self._batch.time(cached, 1 + tokens) + self._batch.beside(
+                self._name, cached, tokens
+            )
             speeds.append(min(int(self._accepted[self._position]), 1 + tokens) / seconds)
         head_tokens = int(np.argmax(speeds))
         if head_tokens:
@@ -124,13 +149,20 @@ def replay_beside(
     *,
     kind: type[_BesideHead] = _BesideHead,
 ) -> Outcome:
-    """Return what sessions bring beside the head of this name, for the recordings that have it, in their order."""
+    """Return what sessions bring beside the head of this name, for
+    the recordings that have it, in their order.
+    """
     chosen = [one for one in recordings if one.drafters.get(name) is not None and one.output.size]
     cached = int(np.median([one.prompt.size + one.output.size // 2 for one in chosen] or [0]))
-    head = Head([0.0, *(batch.beside(name, cached, tokens) for tokens in range(1, _LONGEST + 1))], batch.of_sessions)
+    head = Head(
+        [0.0, *(batch.beside(name, cached, tokens) for tokens in range(1, _MAX_LENGTH + 1))],
+        batch.of_sessions,
+    )
     outcome = Outcome()
     for one in chosen:
-        with DraftSession([*sources, PromptLookup()], one.prompt, calibration=calibration, learn=False) as session:
+        with DraftSession(
+            [*sources, PromptLookup()], one.prompt, calibration=calibration, learn=False
+        ) as session:
             drafter = kind(session, head.for_text(), one, name, batch)
             replayed = walk([one], drafter.opened, max_nodes=max_nodes, batch=batch)
         modelled = replayed.replays[0].modelled + drafter.seconds
@@ -146,13 +178,27 @@ def beside_heads(
     batches: Sequence[Batch],
     max_nodes: int,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a line and a row for each recorded head and batch; a head takes time of its own in the cost model."""
+    """Yield a line and a row for each recorded head and batch.
+
+    A head takes time of its own in the cost model.
+    """
     for name in sorted({name for recording in recordings for name in recording.drafters}):
         for batch in batches:
             if name in batch.model.drafters and batch.model.drafters[name].fixed:
                 arguments = (recordings, sources, calibration, name, batch, max_nodes)
                 outcome = replay_beside(*arguments)
-                share = outcome.modelled_speeds[0] / replay_beside(*arguments, kind=_Oracle).modelled_speeds[0]
-                row = {"beside": name, "batch": batch.rows, "share_of_oracle": round(share, 4), **outcome.as_json()}
-                line = f"session beside {name}, batch of {batch.rows}: {share:.2f} of an oracle's choice per step"
+                share = (
+                    outcome.modelled_speeds[0]
+                    / replay_beside(*arguments, kind=_Oracle).modelled_speeds[0]
+                )
+                row = {
+                    "beside": name,
+                    "batch": batch.rows,
+                    "share_of_oracle": round(share, 4),
+                    **outcome.as_json(),
+                }
+                line = (
+                    f"session beside {name}, batch of {batch.rows}: {share:.2f} of an oracle's"
+                    " choice per step"
+                )
                 yield f"{line}; {outcome.summary()}", row

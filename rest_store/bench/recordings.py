@@ -1,4 +1,6 @@
-"""Recordings: what a model wrote for prompts, read from JSON lines, and which of them are for fitting."""
+"""Recordings: what a model wrote for prompts, read from JSON lines,
+and which of them are for fitting.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
-from rest_store.errors import CorpusError, RecordingError, describe
+from rest_store.errors import CorpusError, DataFileError, describe
 from rest_store.terminal import loading
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 PARTS = 10  # that prompts are divided into
 FIT_PARTS = 7  # the first ones, for fitting; the others are for reporting
-LEAST_TO_FIT = 20  # recordings
+MIN_TO_FIT = 20  # recordings
 _LAST_TOKEN = 2**31 - 1
 
 
@@ -40,14 +42,17 @@ class Recording:
 
     Attributes:
         family: kind of task, for reports.
-        part: 0..9, by a fixed hash of the prompt, or of the task's id where several prompts belong to one task.
+        part: 0..9, by a fixed hash of the prompt, or of the task's id where several prompts belong
+            to one task.
         prompt: int32[p].
         output: int32[n].
-        top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
+        top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be
+            0.
         key: of the task, as in `RecordedOutput`.
-        file: hash of the file that it was read from. A calibration keeps the hashes of the files it was fitted to.
-        drafters: by name of another drafter, int32[n]: the tokens that it would bring in a step that begins after so
-            many tokens of the output, the bonus token counted.
+        file: hash of the file that it was read from. A calibration keeps the hashes of the files it
+            was fitted to.
+        drafters: by name of another drafter, int32[n]: the tokens that it would bring in a step
+            that begins after so many tokens of the output, the bonus token counted.
     """
 
     family: str
@@ -71,7 +76,7 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
     Texts become token ids by `encode`.
 
     Raises:
-        RecordingError: the file cannot be read, or a line is not a valid recording.
+        DataFileError: the file cannot be read, or a line is not a valid recording.
     """
     file = file_hash(Path(path))
     return [
@@ -81,11 +86,17 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
     ]
 
 
-def _recording(generation: RecordedOutput, where: str, encode: Encode | None, file: str) -> Recording:
+def _recording(
+    generation: RecordedOutput, where: str, encode: Encode | None, file: str
+) -> Recording:
     prompt, output, top_k, family, key, drafters = generation
-    if isinstance(output, str) and (isinstance(prompt, str) or (prompt and isinstance(prompt[0], tuple))):
+    if isinstance(output, str) and (
+        isinstance(prompt, str) or (prompt and isinstance(prompt[0], tuple))
+    ):
         if encode is None:
-            raise RecordingError(describe(where, "prompt and output", "text", "token ids, or --tokenizer"))
+            raise DataFileError(
+                describe(where, "prompt and output", "text", "token ids, or --tokenizer")
+            )
         prompt, output = encode(prompt, output)
     try:
         tokens = integers(prompt, 0), integers(output, 0)
@@ -93,28 +104,41 @@ def _recording(generation: RecordedOutput, where: str, encode: Encode | None, fi
         accepted = {name: integers(counts, 1) for name, counts in drafters.items()}
     except (TypeError, ValueError, OverflowError) as error:
         expected = "prompt and output both as token ids, or both as text"
-        raise RecordingError(describe(where, "recording", "of other types", expected)) from error
+        raise DataFileError(describe(where, "recording", "of other types", expected)) from error
     size = tokens[0].size + tokens[1].size
     if (tokens[0].ndim, tokens[1].ndim, likely.ndim) != (1, 1, 2) or len(likely) not in (0, size):
-        raise RecordingError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
+        raise DataFileError(
+            describe(where, "recording", "of other shapes", "ids, and top-k of each position")
+        )
     if any(counts.shape != tokens[1].shape for counts in accepted.values()):
-        raise RecordingError(
-            describe(where, "acceptance", "of another length", "a number for each token of the output")
+        raise DataFileError(
+            describe(
+                where, "acceptance", "of another length", "a number for each token of the output"
+            )
         )
     part = part_of(key or str(generation.prompt))
     return Recording(family, part, *tokens, likely, key, file, accepted)
 
 
-def read_all(paths: Sequence[Path], stores: Mapping[str, Store], tokenizer: str | None) -> list[Recording]:
-    """Read several files; texts become tokens with `tokenizer`, or with the copy kept in the first datastore."""
+def read_all(
+    paths: Sequence[Path], stores: Mapping[str, Store], tokenizer: str | None
+) -> list[Recording]:
+    """Read several files.
+
+    Texts become tokens with `tokenizer`, or with the copy kept in the first datastore.
+    """
     encode = encoder(next(iter(stores.values()), None), tokenizer)
     return [recording for path in paths for recording in read_recordings(path, encode)]
 
 
 def remembered(
-    paths: Sequence[Path], replayed: Iterable[Recording], stores: Mapping[str, Store], tokenizer: str | None
+    paths: Sequence[Path],
+    replayed: Iterable[Recording],
+    stores: Mapping[str, Store],
+    tokenizer: str | None,
 ) -> dict[str, list[Recording]]:
-    """Return what --history-from says: by the names of files, the recordings of each and those before.
+    """Return what --history-from says: by the names of files, the
+    recordings of each and those before.
 
     Recordings that are `replayed` are left out.
 
@@ -125,12 +149,17 @@ def remembered(
     growing: dict[str, list[Recording]] = {}
     for number, path in enumerate(paths, 1):
         read = read_all([path], stores, tokenizer)
-        known = [*known, *(one for one in read if (one.prompt.tobytes(), one.output.tobytes()) not in left_out)]
+        known = [
+            *known,
+            *(one for one in read if (one.prompt.tobytes(), one.output.tobytes()) not in left_out),
+        ]
         growing[" and ".join(path.name for path in paths[:number])] = known
     return growing
 
 
-def split(recordings: Sequence[Recording], where: str, *, least: int = 2) -> tuple[list[Recording], list[Recording]]:
+def split(
+    recordings: Sequence[Recording], where: str, *, least: int = 2
+) -> tuple[list[Recording], list[Recording]]:
     """Return the recordings for fitting and those for reporting, without those that have no output.
 
     Args:
@@ -139,22 +168,30 @@ def split(recordings: Sequence[Recording], where: str, *, least: int = 2) -> tup
         least: how many are needed.
 
     Raises:
-        RecordingError: there are fewer, or one of the two is empty.
+        DataFileError: there are fewer, or one of the two is empty.
     """
     written = [recording for recording in recordings if recording.output.size]
     fitting = [recording for recording in written if recording.part < FIT_PARTS]
     held_out = [recording for recording in written if recording.part >= FIT_PARTS]
     if len(written) < least or not fitting or not held_out:
-        counts = f"{len(written)}, by a hash {len(fitting)} to fit to and {len(held_out)} to report on"
-        expected = f"at least {least}, and some of each: record more prompts, or use the calibration of the package"
-        raise RecordingError(describe(where, "number of recordings with output", counts, expected))
+        counts = (
+            f"{len(written)}, by a hash {len(fitting)} to fit to and {len(held_out)} to report on"
+        )
+        expected = (
+            f"at least {least}, and some of each: record more prompts, or use the calibration of"
+            " the package"
+        )
+        raise DataFileError(describe(where, "number of recordings with output", counts, expected))
     return fitting, held_out
 
 
-def unfitted(recordings: Iterable[Recording], calibration: Calibration, where: str) -> list[Recording]:
+def unfitted(
+    recordings: Iterable[Recording], calibration: Calibration, where: str
+) -> list[Recording]:
     """Return the recordings that have output and to which `calibration` was not fitted.
 
-    Its `provenance` has under "data" the hashes of the files of which the first `FIT_PARTS` parts were fitted to.
+    Its `provenance` has under "data" the hashes of the files of which the first `FIT_PARTS` parts
+    were fitted to.
 
     Args:
         recordings: all of them.
@@ -162,7 +199,7 @@ def unfitted(recordings: Iterable[Recording], calibration: Calibration, where: s
         where: the command, for messages.
 
     Raises:
-        RecordingError: there is none.
+        DataFileError: there is none.
     """
     data = calibration.provenance.get("data")
     files = data if isinstance(data, list) else []
@@ -173,7 +210,7 @@ def unfitted(recordings: Iterable[Recording], calibration: Calibration, where: s
     ]
     if not chosen:
         what = "number of recordings with output that the calibration was not fitted to"
-        raise RecordingError(describe(where, what, 0, "at least one: record more prompts"))
+        raise DataFileError(describe(where, what, 0, "at least one: record more prompts"))
     return chosen
 
 
@@ -184,7 +221,10 @@ def amount(recordings: Sequence[Recording]) -> str:
 
 
 def without(recordings: Sequence[Recording], reported: Sequence[Recording]) -> str:
-    """Return as text how many of `recordings` `unfitted` left out of `reported`, and why; empty if none."""
+    """Return as text how many of `recordings` `unfitted` left out of `reported`, and why.
+
+    Empty if none.
+    """
     empty = sum(not recording.output.size for recording in recordings)
     fitted = len(recordings) - empty - len(reported)
     reasons = {"that the calibration was fitted to": fitted, "without output": empty}
@@ -193,16 +233,22 @@ def without(recordings: Sequence[Recording], reported: Sequence[Recording]) -> s
 
 
 def identity_of_texts(stores: Mapping[str, Store], tokenizer: str | None) -> TokenizerIdentity:
-    """Return the identity of the recordings' tokenizer: that of the first datastore, or of `tokenizer`.
+    """Return the identity of the recordings' tokenizer: that of the
+    first datastore, or of `tokenizer`.
 
     Raises:
-        RecordingError: there is neither.
+        DataFileError: there is neither.
     """
     for store in stores.values():
         return store.tokenizer
     if tokenizer is None:
-        raise RecordingError(
-            describe("bench replay", "tokenizer of the recordings", "unknown", "--datastore or --tokenizer")
+        raise DataFileError(
+            describe(
+                "bench replay",
+                "tokenizer of the recordings",
+                "unknown",
+                "--datastore or --tokenizer",
+            )
         )
     from build_index.tokenization import load_tokenizer
 
@@ -212,7 +258,9 @@ def identity_of_texts(stores: Mapping[str, Store], tokenizer: str | None) -> Tok
 def integers(values: object, least: int) -> npt.NDArray[np.int32]:
     """Return `values` as int32; raise ValueError unless all are integers of at least `least`."""
     array = np.array(values)
-    if array.size and (array.dtype.kind not in "iu" or int(array.min()) < least or int(array.max()) > _LAST_TOKEN):
+    if array.size and (
+        array.dtype.kind not in "iu" or int(array.min()) < least or int(array.max()) > _LAST_TOKEN
+    ):
         raise ValueError("not integers of the range")
     return array.astype(np.int32)
 
@@ -221,22 +269,25 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file or a `.gz` with their numbers, without blank ones.
 
     Raises:
-        RecordingError: the file cannot be read.
+        DataFileError: the file cannot be read.
     """
     try:
-        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
+        with (gzip.open if str(path).endswith(".gz") else open)(
+            path, "rt", encoding="utf-8-sig"
+        ) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, line
     except UnicodeDecodeError as error:
-        raise RecordingError(describe(path, "file", "not UTF-8", "lines of UTF-8")) from error
+        raise DataFileError(describe(path, "file", "not UTF-8", "lines of UTF-8")) from error
     except (OSError, EOFError, zlib.error) as error:
         found = f"unreadable ({getattr(error, 'strerror', None) or error})"
-        raise RecordingError(describe(path, "file", found, "lines of UTF-8")) from error
+        raise DataFileError(describe(path, "file", found, "lines of UTF-8")) from error
 
 
 def encoder(store: Store | None, name: str | None) -> Encode | None:
-    """Return a function that turns a prompt and its answer into tokens as in a chat, or None without a tokenizer.
+    """Return a function that turns a prompt and its answer into
+    tokens as in a chat, or None without a tokenizer.
 
     Args:
         store: a datastore that may keep a tokenizer; None: there is no datastore.

@@ -1,4 +1,6 @@
-"""Replay with what is remembered of other recordings: a live datastore that holds them, and their recycled logits."""
+"""Replay with what is remembered of other recordings: a live
+datastore that holds them, and their recycled logits.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ Order = Callable[[Sequence[Recording], "LiveDatastore"], Known]
 @contextmanager
 def new_live_datastore(tokenizer: TokenizerIdentity) -> Iterator[LiveDatastore]:
     """Open an empty live datastore in a folder that goes with it."""
-    from rest_store.live.live_datastore import LiveDatastore  # loads what sorts, which other commands do without
+    from rest_store.live.live_datastore import (
+        LiveDatastore,  # loads what sorts, which other commands do without
+    )
 
     with (
         tempfile.TemporaryDirectory(prefix="rest-store-") as folder,
@@ -38,12 +42,16 @@ def new_live_datastore(tokenizer: TokenizerIdentity) -> Iterator[LiveDatastore]:
 
 
 def logits_of(recordings: Iterable[Recording]) -> RecycledLogits:
-    """Return recycled logits that have learnt from `recordings`, as if earlier sessions had shared them."""
+    """Return recycled logits that have learnt from `recordings`, as
+    if earlier sessions had shared them.
+    """
     logits = RecycledLogits()
     for recording in recordings:
         if recording.top_k.size:
             known = max(0, recording.prompt.size - 1)
-            DraftSession([logits], recording.prompt).accept(recording.output, recording.top_k[known:])
+            DraftSession([logits], recording.prompt).accept(
+                recording.output, recording.top_k[known:]
+            )
     return logits
 
 
@@ -77,12 +85,19 @@ def holding(others: Sequence[Recording]) -> Order:
     return order
 
 
-def add_outputs(live: LiveDatastore, numbers: Iterable[int], recordings: Sequence[Recording]) -> None:
-    """Add the recordings of these numbers to `live`, as generation remembers them; those of a task are a group."""
+def add_outputs(
+    live: LiveDatastore, numbers: Iterable[int], recordings: Sequence[Recording]
+) -> None:
+    """Add the recordings of these numbers to `live`, as generation remembers them.
+
+    Those of a task are a group.
+    """
     documents = []
     for number in numbers:
         recording = recordings[number]
-        document = OutputDocument.of(recording.prompt.tolist(), recording.output.tolist(), recording.key)
+        document = OutputDocument.of(
+            recording.prompt.tolist(), recording.output.tolist(), recording.key
+        )
         if document is not None:
             documents.append(document._replace(id=str(number)))
     add_to(live, documents)

@@ -1,8 +1,9 @@
 """Replay of recordings: the tokens that each step would have given, without running the model.
 
-Each step drafts from the context, walks the tree along the recorded output, and accepts the matching path and one bonus
-token. It sees no later token: a session gets the recorded top-k only up to the token before the last accepted one, and
-as in generation none of the prompt but for its last token. That of rejected nodes, which generation has, is unknown.
+Each step drafts from the context, walks the tree along the recorded output, and accepts the
+matching path and one bonus token. It sees no later token: a session gets the recorded top-k only up
+to the token before the last accepted one, and as in generation none of the prompt but for its last
+token. That of rejected nodes, which generation has, is unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import RecycledLogits
-from rest_store.errors import RecordingError, describe
+from rest_store.errors import DataFileError, describe
 
 _SAMPLES = 1000  # of a bootstrap
 _BINS = 20  # of scores, in which they are compared with what was accepted
@@ -30,8 +31,11 @@ Tokens = npt.NDArray[np.int32]
 Sums = npt.NDArray[np.float64]
 
 
-def interval(rows: Sequence[Sequence[float]], figure: Callable[[Sums], Sums]) -> tuple[float, float]:
-    """Return where a figure lies for 95% of samples of as many rows, drawn from these with replacement (bootstrap).
+def interval(
+    rows: Sequence[Sequence[float]], figure: Callable[[Sums], Sums]
+) -> tuple[float, float]:
+    """Return where a figure lies for 95% of samples of as many rows,
+    drawn from these with replacement (bootstrap).
 
     Args:
         rows: what each prompt or recording adds, such as tokens and forward passes; at least one.
@@ -73,7 +77,8 @@ class Outcome:
 
     Attributes:
         replays: of each recording.
-        reliability: float[3, 20]: nodes, sum of their scores and accepted nodes, in 20 bins of the score.
+        reliability: float[3, 20]: nodes, sum of their scores and accepted nodes, in 20 bins of the
+            score.
     """
 
     replays: list[Replayed] = field(default_factory=list)
@@ -97,7 +102,9 @@ class Outcome:
     def by_family(self) -> dict[str, Outcome]:
         """Return the replays of each family, in the order of their names."""
         names = sorted({replay.family for replay in self.replays})
-        return {name: Outcome([one for one in self.replays if one.family == name]) for name in names}
+        return {
+            name: Outcome([one for one in self.replays if one.family == name]) for name in names
+        }
 
     @property
     def mean_accepted(self) -> float:
@@ -111,8 +118,12 @@ class Outcome:
 
     @property
     def drafting(self) -> float:
-        """Microseconds of drafting and accepting in a step of the median recording, as measured here."""
-        return float(np.median([1e6 * replay.seconds / replay.steps for replay in self.replays] or [0.0]))
+        """Microseconds of drafting and accepting in a step of the
+        median recording, as measured here.
+        """
+        return float(
+            np.median([1e6 * replay.seconds / replay.steps for replay in self.replays] or [0.0])
+        )
 
     @property
     def drafted(self) -> float:
@@ -123,7 +134,9 @@ class Outcome:
     def modelled_speeds(self) -> tuple[float, float]:
         """Modelled speed relative to plain decoding: of the median recording, and of all tokens."""
         speeds = [replay.plain / replay.modelled for replay in self.replays if replay.modelled]
-        total = sum(replay.plain for replay in self.replays) / (sum(replay.modelled for replay in self.replays) or 1)
+        total = sum(replay.plain for replay in self.replays) / (
+            sum(replay.modelled for replay in self.replays) or 1
+        )
         return float(np.median(speeds or [0.0])), total
 
     @property
@@ -156,7 +169,9 @@ class Outcome:
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error of node scores: mean distance of promised and true acceptance over the bins."""
+        """Expected calibration error of node scores: mean distance of
+        promised and true acceptance over the bins.
+        """
         nodes, promised, accepted = self.reliability
         return float(np.abs(promised - accepted).sum() / max(1.0, nodes.sum()))
 
@@ -179,7 +194,10 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures for a result."""
-        speeds = {name: [round(speed, 4) for speed in one.modelled_speeds] for name, one in self.by_family().items()}
+        speeds = {
+            name: [round(speed, 4) for speed in one.modelled_speeds]
+            for name, one in self.by_family().items()
+        }
         modelled = {
             "modelled_speed_median": round(self.modelled_speeds[0], 4),
             "modelled_speed_total": round(self.modelled_speeds[1], 4),
@@ -203,7 +221,9 @@ class Drafter(Protocol):
     """The drafting side of one generation: a `DraftSession`, or a rule of `baselines`."""
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
-        """Return a tree of continuations of the text so far, cut by `costs`, those of `DraftSession.draft`."""
+        """Return a tree of continuations of the text so far, cut by
+        `costs`, those of `DraftSession.draft`.
+        """
 
     def accept(self, tokens: Tokens, top_k: Tokens | None) -> None:
         """Append what the model produced, with its likely tokens where they are known."""
@@ -241,10 +261,12 @@ def walk(
 
     Args:
         recordings: to replay, in this order.
-        opening: begins a drafter, for example `lambda prompt: contextlib.nullcontext(PromptLookupRule(prompt))`.
+        opening: begins a drafter, for example `lambda prompt:
+            contextlib.nullcontext(PromptLookupRule(prompt))`.
         max_nodes: budget of a step.
         skip: tokens of each output that count as prompt.
-        batch: what steps cost: the drafter cuts drafts by it, and the seconds of steps are modelled.
+        batch: what steps cost: the drafter cuts drafts by it, and the seconds of steps are
+            modelled.
         times: the seconds of each step, for drafting and accepting, are appended, if given.
     """
     outcome = Outcome()
@@ -278,7 +300,9 @@ def walk(
                 known, position, steps = end - 1, end, steps + 1
         plain = 0.0 if batch is None else batch.plain(begin, text.size)
         sizes = text.size - begin, steps, drafted
-        outcome.replays.append(Replayed(recording.family, *sizes, seconds, plain, modelled, recording.key))
+        outcome.replays.append(
+            Replayed(recording.family, *sizes, seconds, plain, modelled, recording.key)
+        )
     return outcome
 
 
@@ -301,12 +325,14 @@ def replay(
 
     Args:
         recordings: as `walk`.
-        sources: of each session; for a `RecycledLogits` among them each session gets a new one, unless `share_logits`.
+        sources: of each session; for a `RecycledLogits` among them each session gets a new one,
+            unless `share_logits`.
         calibration: of all sessions.
         max_nodes: as `walk`.
         learn: whether the calibration learns online, across recordings.
         skip: as `walk`.
-        share_logits: whether all sessions share the `RecycledLogits` among the sources, as those of one program do.
+        share_logits: whether all sessions share the `RecycledLogits` among the sources, as those of
+            one program do.
         batch: as `walk`.
         chains: whether drafts are chains.
         references: of each session.
@@ -317,7 +343,9 @@ def replay(
     @contextmanager
     def opening(prompt: Tokens) -> Iterator[Drafter]:
         own = sources if share_logits else fresh(sources)
-        with DraftSession(own, prompt, calibration=calibration, learn=learn, references=references) as session:
+        with DraftSession(
+            own, prompt, calibration=calibration, learn=learn, references=references
+        ) as session:
             session.sources.native.record(record is not None)
             yield Chains(session) if chains else session
             if record is not None:
@@ -328,7 +356,9 @@ def replay(
 
 def fresh(sources: Iterable[object]) -> list[object]:
     """Return the sources with a new `RecycledLogits` in the place of one among them."""
-    return [RecycledLogits() if isinstance(source, RecycledLogits) else source for source in sources]
+    return [
+        RecycledLogits() if isinstance(source, RecycledLogits) else source for source in sources
+    ]
 
 
 def known_rows(top_k: Tokens, begin: int, end: int) -> Tokens | None:
@@ -347,14 +377,16 @@ def fit_calibration(record: Sequence[tuple[bytes, bytes, bytes]], **options: Any
     """Fit a calibration to the data that `replay` recorded, with `options` of `Calibration.fit`.
 
     Raises:
-        RecordingError: the data holds no proposal.
+        DataFileError: the data holds no proposal.
     """
     features = np.frombuffer(b"".join(columns[0] for columns in record), np.float32)
     labels = np.frombuffer(b"".join(columns[1] for columns in record), np.uint8)
     if labels.size == 0:
-        raise RecordingError(describe("fit", "number of proposals", 0, "at least one"))
+        raise DataFileError(describe("fit", "number of proposals", 0, "at least one"))
     ends, before = [], 0
     for _, own_labels, own_ends in record:
         ends.append(np.frombuffer(own_ends, np.uint32) + before)
         before += len(own_labels)
-    return Calibration.fit(features.reshape(labels.size, -1), labels, np.concatenate(ends), **options)
+    return Calibration.fit(
+        features.reshape(labels.size, -1), labels, np.concatenate(ends), **options
+    )

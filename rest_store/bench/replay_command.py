@@ -1,4 +1,6 @@
-"""The command `rest-store bench replay`: M of a session, of its parts, of what is remembered, and of known rules."""
+"""The command `rest-store bench replay`: M of a session, of its
+parts, of what is remembered, and of known rules.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ from rest_store.bench.options import (
     tokenizer_option,
 )
 from rest_store.bench.recorded_drafters import beside_heads, other_drafters
-from rest_store.bench.recordings import Recording, amount, identity_of_texts, read_all, remembered, unfitted, without
+from rest_store.bench.recordings import (
+    Recording,
+    amount,
+    identity_of_texts,
+    read_all,
+    remembered,
+    unfitted,
+    without,
+)
 from rest_store.bench.remembering import holding
 from rest_store.bench.replay import Outcome, Tokens, replay, walk
 from rest_store.bench.results import write_result
@@ -50,14 +60,22 @@ _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 @calibration_option
 @max_nodes_option((16, 64), multiple=True)
 @every_option
-@click.option("--no-ablations", is_flag=True, help="Leave out the rows with each source alone or left out.")
-@click.option("--history", is_flag=True, help="Replay also while a live datastore remembers the other recordings.")
+@click.option(
+    "--no-ablations", is_flag=True, help="Leave out the rows with each source alone or left out."
+)
+@click.option(
+    "--history",
+    is_flag=True,
+    help="Replay also while a live datastore remembers the other recordings.",
+)
 @history_from_option
 @click.option(
     "--groups",
     is_flag=True,
-    help="With --history or --history-from, also search what is remembered of the same task ahead of the rest, and "
-    "alone.",
+    help=(
+        "With --history or --history-from, also search what is remembered of the same task ahead of"
+        " the rest, and alone."
+    ),
 )
 @cost_model_options
 @result_options
@@ -79,16 +97,17 @@ def replay_command(
 ) -> None:
     """Replay recordings without the model, and print M, tokens per forward pass.
 
-    Recordings are JSON lines, as ids or texts: prompt and output, as `bench record` writes; messages, or messages and
-    choices, as logs of an OpenAI-compatible server; ids with turns, as traces of agents. For logs of your own,
-    `--recordings logs.jsonl --tokenizer MODEL --history` says what remembering would have brought, in order.
+    Recordings are JSON lines, as ids or texts: prompt and output, as `bench record` writes;
+    messages, or messages and choices, as logs of an OpenAI-compatible server; ids with turns, as
+    traces of agents. For logs of your own, `--recordings logs.jsonl --tokenizer MODEL --history`
+    says what remembering would have brought, in order.
 
-    Figures are of those recordings that the calibration was not fitted to: all tokens, the median recording, and
-    families. In a replay every step drafts as many nodes as it may; generation cuts trees where another node costs more
-    time than it saves, so its M is lower.
+    Figures are of those recordings that the calibration was not fitted to: all tokens, the median
+    recording, and families. In a replay every step drafts as many nodes as it may; generation cuts
+    trees where another node costs more time than it saves, so its M is lower.
 
-    With --cost-model speeds relative to plain decoding are modelled, and drafts are cut. All rows of a batch are taken
-    to be alike, and to be drafted for one after the other.
+    With --cost-model speeds relative to plain decoding are modelled, and drafts are cut. All rows
+    of a batch are taken to be alike, and to be drafted for one after the other.
     """
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
@@ -98,7 +117,10 @@ def replay_command(
     chosen = read_all(recordings, stores, tokenizer)[::every]
     reported = unfitted(chosen, used, "bench replay")
     known = remembered(history_from, reported, stores, tokenizer)
-    orders = {**(OTHERS if history else {}), **{name: holding(others) for name, others in known.items()}}
+    orders = {
+        **(OTHERS if history else {}),
+        **{name: holding(others) for name, others in known.items()},
+    }
 
     def show(drafting: str, nodes: int, outcome: Outcome) -> None:
         click.echo(f"{drafting}, {counted(nodes, 'node')}: {outcome.summary()}")
@@ -112,16 +134,26 @@ def replay_command(
     variants = [Variant(counted(nodes, "node"), nodes) for nodes in max_nodes]
     if model is None:
         ablations = not no_ablations
-        rows = measure(reported, stores, used, budgets=max_nodes, ablations=ablations, progress=show)
+        rows = measure(
+            reported, stores, used, budgets=max_nodes, ablations=ablations, progress=show
+        )
         for row in rows:
             if row["drafting"] == "session":
-                click.echo(f"calibration error with {counted(row['nodes'], 'node')}: {row['calibration_error']:.4f}")
+                click.echo(
+                    f"calibration error with {counted(row['nodes'], 'node')}:"
+                    f" {row['calibration_error']:.4f}"
+                )
         results["rows"] = rows
     else:
         click.echo(f"speeds are modelled: {model.source}; drafting {_drafting(drafting_us)}")
         steps = batches_of(model, batches, drafting_us)
         variants = [
-            Variant(f"{'chains' if chains else 'trees'}, batch of {batch.rows}", max(max_nodes), batch, chains)
+            Variant(
+                f"{'chains' if chains else 'trees'}, batch of {batch.rows}",
+                max(max_nodes),
+                batch,
+                chains,
+            )
             for batch in steps
             for chains in (False, True)
         ]
@@ -140,9 +172,16 @@ def replay_command(
             "beside": beside,
         }
     if orders or model is not None:
-        how: dict[str, Any] = {"variants": variants, "orders": orders, "tokenizer": identity, "groups": groups}
+        how: dict[str, Any] = {
+            "variants": variants,
+            "orders": orders,
+            "tokenizer": identity,
+            "groups": groups,
+        }
         results["known"] = measure_known(chosen, reported, stores, used, **how, progress=click.echo)
-    write_result(out, "replay", click.get_current_context().params, ("numpy", "rest-store"), results)
+    write_result(
+        out, "replay", click.get_current_context().params, ("numpy", "rest-store"), results
+    )
 
 
 def _drafting(microseconds: float | None) -> str:
@@ -191,17 +230,34 @@ def measure(
         add_rest(name, of)
     for name, of in [*combined.items()][-1:]:
         add_rest(f"{name}, suffixes of at most 2", of, max_suffix=2)
-    outcome = walk(recordings, lambda prompt: nullcontext(PromptLookupRule(prompt)), max_nodes=_LOOKUP_NODES)
+    outcome = walk(
+        recordings, lambda prompt: nullcontext(PromptLookupRule(prompt)), max_nodes=_LOOKUP_NODES
+    )
     add("prompt lookup, 3-gram, 10 tokens", _LOOKUP_NODES, outcome)
-    local: dict[str, object] = {"prompt lookup": PromptLookup(), "recycled logits": RecycledLogits()}
+    local: dict[str, object] = {
+        "prompt lookup": PromptLookup(),
+        "recycled logits": RecycledLogits(),
+    }
     if not any(recording.top_k.size for recording in recordings):
         del local["recycled logits"]
     sources = {**local, **stores}
 
     for nodes in budgets:
-        add("session", nodes, replay(recordings, list(sources.values()), calibration, max_nodes=nodes))
+        add(
+            "session",
+            nodes,
+            replay(recordings, list(sources.values()), calibration, max_nodes=nodes),
+        )
         for name in sources if ablations and len(sources) > 1 else ():
-            add(f"session, {name} alone", nodes, replay(recordings, [sources[name]], calibration, max_nodes=nodes))
+            add(
+                f"session, {name} alone",
+                nodes,
+                replay(recordings, [sources[name]], calibration, max_nodes=nodes),
+            )
             others = [source for other, source in sources.items() if other != name]
-            add(f"session without {name}", nodes, replay(recordings, others, calibration, max_nodes=nodes))
+            add(
+                f"session without {name}",
+                nodes,
+                replay(recordings, others, calibration, max_nodes=nodes),
+            )
     return rows

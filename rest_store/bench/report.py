@@ -21,21 +21,28 @@ _FEW = 4  # results that are shown at once; of more, each is opened by a click
 _LONG = 30  # rows of a table that is shown at once
 _NOTES = {  # by benchmark
     "speed": "M while generating: trees are cut where another node costs more time than it saves.",
-    "replay": "M of replays, in which each step drafts as many nodes as it may: generation cuts trees, its M is lower.",
+    "replay": (
+        "M of replays, in which each step drafts as many nodes as it may: generation cuts trees,"
+        " its M is lower."
+    ),
 }
 
 
 @click.command(epilog="Example: rest-store bench report results/ --out report.html")
 @click.argument("folder", metavar="DIR", type=PATH)
 @click.option(
-    "--out", metavar="FILE", type=PATH, show_default="report.html in DIR", help="Where the result is written: the page."
+    "--out",
+    metavar="FILE",
+    type=PATH,
+    show_default="report.html in DIR",
+    help="Where the result is written: the page.",
 )
 @json_option
 def report(folder: Path, out: Path | None, as_json: bool) -> None:
     """Turn the results in DIR, as the other commands write them with --out, into one page of HTML.
 
-    The page needs no network and no scripts, and reads well in a browser and on paper. Speeds and M are shown as bars;
-    every figure is in a table.
+    The page needs no network and no scripts, and reads well in a browser and on paper. Speeds and M
+    are shown as bars; every figure is in a table.
     """
     results = in_order(read_results(folder))
     target = out if out is not None else folder / "report.html"
@@ -57,7 +64,10 @@ def in_order(results: Mapping[str, Result]) -> dict[str, Result]:
 
 
 def page(
-    results: Mapping[str, Result], *, title: str = "What rest-store is worth, and what it costs", verdict: str = ""
+    results: Mapping[str, Result],
+    *,
+    title: str = "What rest-store is worth, and what it costs",
+    verdict: str = "",
 ) -> str:
     """Return the page.
 
@@ -69,7 +79,8 @@ def page(
     said = f'<p class="verdict"><strong>{escape(verdict)}</strong></p>\n' if verdict else ""
     is_open = len(results) <= _FEW
     body = (
-        f'<header>\n<p class="overline">rest-store bench report</p>\n<h1>{escape(title)}</h1>\n{said}</header>\n'
+        '<header>\n<p class="overline">rest-store bench'
+        f" report</p>\n<h1>{escape(title)}</h1>\n{said}</header>\n"
         f"<main>\n{''.join(_section(result, is_open) for result in results.values())}</main>\n"
     )
     return document(title, body, style=packaged(__package__, "report.css"))
@@ -82,17 +93,27 @@ def _title(name: str) -> str:
 def _section(result: Result, is_open: bool) -> str:
     charts = charts_of(result)
     note = _NOTES.get(result.benchmark)
-    parts = [f'<p class="soft">{note}</p>\n' if note else "", *map(_table, tables_of(result.figures))]
+    parts = [
+        f'<p class="soft">{note}</p>\n' if note else "",
+        *map(_table, tables_of(result.figures)),
+    ]
     if result.arguments:
         arguments = "".join(f"<div>{_term(*pair)}</div>" for pair in result.arguments.items())
         parts.append(f'<dl class="arguments" aria-label="Arguments">{arguments}</dl>\n')
     if charts:
-        parts = [*map(_chart, charts), f"<details><summary>All figures</summary>{''.join(parts)}</details>\n"]
+        parts = [
+            *map(_chart, charts),
+            f"<details><summary>All figures</summary>{''.join(parts)}</details>\n",
+        ]
     if result.facts:
         facts = "".join(_term(*pair) for pair in result.facts.items())
-        parts.append(f'<details><summary>Commit, machine and data</summary><dl class="facts">{facts}</dl></details>\n')
+        parts.append(
+            "<details><summary>Commit, machine and data</summary><dl"
+            f' class="facts">{facts}</dl></details>\n'
+        )
     return (
-        f'<section id="{escape(result.name)}">\n<details class="result"{" open" if is_open else ""}>'
+        f'<section id="{escape(result.name)}">\n<details'
+        f' class="result"{" open" if is_open else ""}>'
         f"<summary><h2>{escape(_title(result.name))}</h2></summary>\n{''.join(parts)}</details>\n</section>\n"
     )
 
@@ -104,8 +125,9 @@ def _term(name: str, value: str) -> str:
 def _chart(chart: Chart) -> str:
     rows = "".join(_bar(bar, chart.greatest) for bar in chart.bars)
     return (
-        f'<table class="bars"><caption>{escape(chart.title)}</caption><tbody>\n{rows}</tbody></table>\n'
-        f'<p class="soft note">{escape(chart.note)}</p>\n'
+        "<table"
+        f' class="bars"><caption>{escape(chart.title)}</caption><tbody>\n{rows}</tbody></table>\n<p'
+        f' class="soft note">{escape(chart.note)}</p>\n'
     )
 
 
@@ -117,8 +139,8 @@ def _bar(bar: Bar, greatest: float) -> str:
         drawn += f'<u style="left:{start:.1f}%;width:{width:.1f}%"></u>'
         said += f' <span class="soft">({bar.low:.2f} to {bar.high:.2f})</span>'
     return (
-        f'<tr><th scope="row">{escape(bar.label)}</th><td class="track" aria-hidden="true"><div>{drawn}</div></td>'
-        f"<td>{said}</td></tr>\n"
+        f'<tr><th scope="row">{escape(bar.label)}</th><td class="track"'
+        f' aria-hidden="true"><div>{drawn}</div></td><td>{said}</td></tr>\n'
     )
 
 
@@ -126,9 +148,11 @@ def _table(table: Table) -> str:
     title = f"<h3>{escape(table.title)}</h3>\n" if table.title else ""
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in table.header)
     rows = "".join(_row(table.header, [shown(cell) for cell in row]) for row in table.rows)
-    # The box scrolls where the table is wider than the page, with the keyboard as well. On a phone, a row is a list.
+    # The box scrolls where the table is wider than the page, with the keyboard as well. On a phone,
+    # a row is a list.
     box = (
-        f'<div class="wide" tabindex="0" role="group" aria-label="{escape(table.title or "Figures")}">'
+        '<div class="wide" tabindex="0" role="group"'
+        f' aria-label="{escape(table.title or "Figures")}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>\n"
     )
     if len(table.rows) > _LONG:
@@ -138,5 +162,7 @@ def _table(table: Table) -> str:
 
 def _row(header: Sequence[str], cells: Sequence[str]) -> str:
     labelled = zip(header[1:], cells[1:], strict=True)
-    values = "".join(f'<td data-label="{escape(label)}">{escape(cell)}</td>' for label, cell in labelled)
+    values = "".join(
+        f'<td data-label="{escape(label)}">{escape(cell)}</td>' for label, cell in labelled
+    )
     return f'<tr><th scope="row">{escape(cells[0])}</th>{values}</tr>\n'

@@ -1,4 +1,6 @@
-"""Results of measurements: JSON files with commit, machine, versions and data, written here and read for reports."""
+"""Results of measurements: JSON files with commit, machine,
+versions and data, written here and read for reports.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from typing import Any
 
 from rest_store.bench.options import Destination
 from rest_store.datastore.manifest import FILE_NAME
-from rest_store.errors import ResultsError, describe
+from rest_store.errors import DataFileError, describe
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FACTS = ("date", "commit", "cpu", "platform", "python", "packages", "data")
@@ -51,13 +53,16 @@ def read_results(folder: str | Path) -> dict[str, Result]:
         Results by name, in order of names.
 
     Raises:
-        ResultsError: the folder does not exist or holds no JSON file, or a file is not a valid result.
+        DataFileError: the folder does not exist or holds no JSON file, or a file is not a valid
+            result.
     """
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
         other = "a file" if Path(folder).exists() else "absent"
         found = "without any JSON file" if Path(folder).is_dir() else other
-        raise ResultsError(describe(folder, "folder", found, "results that `rest-store bench` wrote with --out"))
+        raise DataFileError(
+            describe(folder, "folder", found, "results that `rest-store bench` wrote with --out")
+        )
     return {path.stem: _read(path) for path in paths}
 
 
@@ -65,12 +70,18 @@ def _read(path: Path) -> Result:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ResultsError(describe(path, "file", f"unreadable ({error})", "a result as JSON")) from error
+        raise DataFileError(
+            describe(path, "file", f"unreadable ({error})", "a result as JSON")
+        ) from error
     if not isinstance(fields, dict) or not isinstance(fields.get("arguments", {}), dict):
-        raise ResultsError(describe(path, "content", "something else", "a result, as a benchmark writes it"))
+        raise DataFileError(
+            describe(path, "content", "something else", "a result, as a benchmark writes it")
+        )
     facts = {name: _text(fields[name]) for name in _FACTS if name in fields}
     given = fields.get("arguments", {}).items()
-    arguments = {name: _text(value) for name, value in given if value is not False and value not in _EMPTY}
+    arguments = {
+        name: _text(value) for name, value in given if value is not False and value not in _EMPTY
+    }
     figures = fields.get("results", {})
     return Result(path.stem, str(fields.get("benchmark", path.stem)), facts, figures, arguments)
 
@@ -87,25 +98,35 @@ def _text(value: Any) -> str:
 
 
 def write_result(
-    out: Destination, benchmark: str, arguments: Mapping[str, Any], packages: Sequence[str], figures: object
+    out: Destination,
+    benchmark: str,
+    arguments: Mapping[str, Any],
+    packages: Sequence[str],
+    figures: object,
 ) -> None:
     """Write figures and what they were measured with.
 
     Args:
         out: where they go; the folder of a file is made.
         benchmark: its name.
-        arguments: of its command. Paths are shortened to their last part; files and datastores are hashed.
+        arguments: of its command. Paths are shortened to their last part; files and datastores are
+            hashed.
         packages: packages whose versions are recorded.
         figures: the measurements.
 
     Raises:
-        ResultsError: a file cannot be written.
+        DataFileError: a file cannot be written.
     """
     if out == Destination():
         return
     kept = {name: value for name, value in arguments.items() if name not in _LEFT_OUT}
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    facts = {"benchmark": benchmark, "date": date, "arguments": _plain(kept), "data": data_hashes(kept)}
+    facts = {
+        "benchmark": benchmark,
+        "date": date,
+        "arguments": _plain(kept),
+        "data": data_hashes(kept),
+    }
     facts |= environment(packages)
     facts["results"] = figures
     if out.file is not None:
@@ -118,21 +139,29 @@ def write_text(path: Path, text: str) -> None:
     """Write a file, in a folder that is made.
 
     Raises:
-        ResultsError: it cannot be written.
+        DataFileError: it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="replace")  # names of files may be other bytes
+        path.write_text(
+            text, encoding="utf-8", errors="replace"
+        )  # names of files may be other bytes
     except OSError as error:
-        raise ResultsError(describe(path, "file", f"not writable ({error.strerror})", "a writable path")) from error
+        raise DataFileError(
+            describe(path, "file", f"not writable ({error.strerror})", "a writable path")
+        ) from error
 
 
 def environment(packages: Sequence[str] = ("numpy",)) -> dict[str, Any]:
-    """Return commit (without a checkout: release), processor, Python and the versions of `packages`."""
+    """Return commit (without a checkout: release), processor,
+    Python and the versions of `packages`.
+    """
     commit = _git("rev-parse", "HEAD")
     changed = _git("status", "--porcelain", "rest_store", "build_index")
     return {
-        "commit": commit + (" with changes" if changed else "") if commit else f"release {version('rest-store')}",
+        "commit": commit + (" with changes" if changed else "")
+        if commit
+        else f"release {version('rest-store')}",
         "cpu": f"{_cpu()}, {os.cpu_count()} cores",
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -141,11 +170,16 @@ def environment(packages: Sequence[str] = ("numpy",)) -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str:
-    """Return the output of git for this checkout; empty if this is not a checkout, or git is not installed."""
+    """Return the output of git for this checkout.
+
+    Empty if this is not a checkout, or git is not installed.
+    """
     if not (_ROOT / ".git").exists():
         return ""
     try:
-        done = subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=False
+        )
     except OSError:
         return ""
     return done.stdout.strip()
@@ -156,7 +190,10 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        "unknown",
+    )
 
 
 def data_hashes(arguments: Any) -> dict[str, str]:
@@ -165,7 +202,8 @@ def data_hashes(arguments: Any) -> dict[str, str]:
     For a datastore it is that of the manifest, which holds the checksums of the shards.
 
     Args:
-        arguments: texts and paths, perhaps in lists and dictionaries; anything that is not a file is ignored.
+        arguments: texts and paths, perhaps in lists and dictionaries; anything that is not a file
+            is ignored.
     """
     if isinstance(arguments, Mapping):
         arguments = list(arguments.values())

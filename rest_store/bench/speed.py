@@ -1,4 +1,6 @@
-"""The command `rest-store bench speed`: drafting methods beside plain `generate`, on one model, in one run."""
+"""The command `rest-store bench speed`: drafting methods beside
+plain `generate`, on one model, in one run.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ from rest_store.bench.results import write_result
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import require_sources
-from rest_store.errors import RecordingError, describe
-from rest_store.generation.comparison import LEAST_PAIRS, Speedup
+from rest_store.errors import DataFileError, describe
+from rest_store.generation.comparison import MIN_PAIRS, Speedup
 from rest_store.live.opening import open_store
 from rest_store.options import (
     device_option,
@@ -50,7 +52,10 @@ from rest_store.options import (
 from rest_store.terminal import loading
 
 # The settings of the paper's Table 1: of HumanEval, and of MT-Bench and all like it.
-_NUCLEUS = {"humaneval": {"temperature": 0.8, "top_p": 0.95}, "": {"temperature": 0.7, "top_p": 0.8}}
+_NUCLEUS = {
+    "humaneval": {"temperature": 0.8, "top_p": 0.95},
+    "": {"temperature": 0.7, "top_p": 0.8},
+}
 
 Method = dict[str, Any]  # arguments of `model.generate`
 Run = dict[str, Any]
@@ -61,8 +66,10 @@ _WARM_UP_TOKENS = 16
 
 
 @click.command(
-    epilog="Example: rest-store bench speed --model MODEL --recordings traces.jsonl.gz --datastore python.ds "
-    "--out results/speed.json"
+    epilog=(
+        "Example: rest-store bench speed --model MODEL --recordings traces.jsonl.gz --datastore"
+        " python.ds --out results/speed.json"
+    )
 )
 @model_option
 @prompts_option(required=False)
@@ -70,14 +77,27 @@ _WARM_UP_TOKENS = 16
 @recordings_option(required=False)
 @datastores_option
 @click.option(
-    "--method", "methods", metavar="NAME", multiple=True, help="Only this one and plain generation. Repeatable."
+    "--method",
+    "methods",
+    metavar="NAME",
+    multiple=True,
+    help="Only this one and plain generation. Repeatable.",
 )
-@click.option("--sampling", type=click.Choice(["greedy", "nucleus"]), default="greedy", help="How tokens are chosen.")
 @click.option(
-    "--per-family", metavar="N", type=click.IntRange(1), show_default="all", help="Most prompts of each family."
+    "--sampling",
+    type=click.Choice(["greedy", "nucleus"]),
+    default="greedy",
+    help="How tokens are chosen.",
+)
+@click.option(
+    "--per-family",
+    metavar="N",
+    type=click.IntRange(1),
+    show_default="all",
+    help="Most prompts of each family.",
 )
 @max_new_tokens_option()
-@max_nodes_option(16, least=0)
+@max_nodes_option(16, minimum=0)
 @calibration_option
 @dtype_option("float32")
 @device_option
@@ -100,20 +120,23 @@ def speed(
     prepacked_weights: bool,
     out: Destination,
 ) -> None:
-    """Measure how much faster text is written: drafting methods beside plain generation, on your model.
+    """Measure how much faster text is written: drafting methods
+    beside plain generation, on your model.
 
-    The prompts are those of --prompts and --recordings, all of them unless --per-family says otherwise. Prompts that
-    the calibration was fitted to are left out, with a message: none of yours, unless you fitted one.
+    The prompts are those of --prompts and --recordings, all of them unless --per-family says
+    otherwise. Prompts that the calibration was fitted to are left out, with a message: none of
+    yours, unless you fitted one.
 
-    Every method continues every prompt, after a warm-up. The methods take turns, and each prompt begins with another
-    one, so that a machine that is slower for a while is slower for all. Reported for each family of prompts and over
-    all: tokens per second relative to plain `generate` of transformers (of all seconds, and the median over prompts),
-    M (tokens per forward pass), and the share of texts that are those of plain `generate`. Where they are not, the
-    rounding of a wider pass decided between two tokens.
+    Every method continues every prompt, after a warm-up. The methods take turns, and each prompt
+    begins with another one, so that a machine that is slower for a while is slower for all.
+    Reported for each family of prompts and over all: tokens per second relative to plain `generate`
+    of transformers (of all seconds, and the median over prompts), M (tokens per forward pass), and
+    the share of texts that are those of plain `generate`. Where they are not, the rounding of a
+    wider pass decided between two tokens.
 
-    --sampling nucleus uses the temperatures and top-p of REST's Table 1, with one seed for each prompt. The package's
-    loop still writes the tokens of plain `generate`; prompt lookup of transformers draws other texts from the same
-    distribution.
+    --sampling nucleus uses the temperatures and top-p of REST's Table 1, with one seed for each
+    prompt. The package's loop still writes the tokens of plain `generate`; prompt lookup of
+    transformers draws other texts from the same distribution.
     """
     import torch  # noqa: F401  a missing package is reported before anything is read
 
@@ -128,13 +151,19 @@ def speed(
     reported = unfitted(recorded, own or Calibration.default(), "bench speed") if recorded else []
     target, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     stores = [open_store(path, tokenizer=tokenizer) for path in datastores]
-    prompts = [] if prompts_file is None else read_prompts(prompts_file, encoding(tokenizer, chat=chat))
-    prompts += [Prompt(one.family, one.key, one.prompt.tolist()) for one in reported if one.prompt.size]
+    prompts = (
+        [] if prompts_file is None else read_prompts(prompts_file, encoding(tokenizer, chat=chat))
+    )
+    prompts += [
+        Prompt(one.family, one.key, one.prompt.tolist()) for one in reported if one.prompt.size
+    ]
     prompts = interleaved(prompts, per_family)
     if not prompts:
-        raise RecordingError(describe("bench speed", "number of prompts", 0, "at least one"))
+        raise DataFileError(describe("bench speed", "number of prompts", 0, "at least one"))
     require_known_tokens(prompts, vocabulary_size(target))
-    make = functools.partial(make_methods, stores, max_nodes=max_nodes, only=methods, calibration=own)
+    make = functools.partial(
+        make_methods, stores, max_nodes=max_nodes, only=methods, calibration=own
+    )
     make()  # a wrong name is reported first
     if prepacked_weights:
         click.get_current_context().with_resource(rest_store.prepacked_weights(target))
@@ -150,7 +179,8 @@ def decoding(sampling: str, family: str) -> dict[str, Any]:
     """Return how prompts of a family are decoded, as arguments of `model.generate`.
 
     Args:
-        sampling: "greedy", or "nucleus": temperature and top-p of REST's Table 1 for the family, without top-k.
+        sampling: "greedy", or "nucleus": temperature and top-p of REST's Table 1 for the family,
+            without top-k.
         family: of the prompt.
     """
     if sampling == "greedy":
@@ -175,7 +205,7 @@ def make_methods(
         calibration: of sessions; None: that of the package.
 
     Raises:
-        RecordingError: `only` has the name of an unknown method.
+        DataFileError: `only` has the name of an unknown method.
         SourceError: more datastores than a session can hold.
     """
 
@@ -185,7 +215,11 @@ def make_methods(
     require_sources("--datastore", sources(*stores))
 
     def drafted(drafter: Any) -> Method:
-        options = {"custom_generate": rest_store.generate, "drafter": drafter, "max_nodes": max_nodes}
+        options = {
+            "custom_generate": rest_store.generate,
+            "drafter": drafter,
+            "max_nodes": max_nodes,
+        }
         return {**options, "return_dict_in_generate": True}
 
     methods: dict[str, Method] = {
@@ -197,7 +231,7 @@ def make_methods(
     for name in only:
         if name not in methods:
             expected = "one of " + ", ".join(map(repr, methods))
-            raise RecordingError(describe("--method", "method", repr(name), expected))
+            raise DataFileError(describe("--method", "method", repr(name), expected))
     return {name: methods[name] for name in dict.fromkeys(["plain", *(only or methods)])}
 
 
@@ -208,27 +242,30 @@ def measure_speed(
     *,
     sampling: str = "greedy",
     max_new_tokens: int,
-    most_seconds: float | None = None,
+    max_seconds: float | None = None,
     progress: Callable[[str], object],
 ) -> dict[str, Any]:
-    """Continue every prompt with every method, in rounds, until it is certain how fast they are or time is up.
+    """Continue every prompt with every method, in rounds, until it
+    is certain how fast they are or time is up.
 
-    The time is looked at after each prompt. A round that it cuts short does not count, unless it is the first: then the
-    figures are of the prompts that were continued.
+    The time is looked at after each prompt. A round that it cuts short does not count, unless it is
+    the first: then the figures are of the prompts that were continued.
 
     Args:
         model: of transformers.
-        make_methods: returns the methods of a round, plain generation first: one learns nothing from earlier rounds.
+        make_methods: returns the methods of a round, plain generation first: one learns nothing
+            from earlier rounds.
         prompts: at least one.
         sampling: as in `decoding`.
         max_new_tokens: most tokens of each text.
-        most_seconds: for all rounds; None: for one round, however long it takes.
-        progress: called with a line after each text: which it is, what it took, and the time that is left.
+        max_seconds: for all rounds; None: for one round, however long it takes.
+        progress: called with a line after each text: which it is, what it took, and the time that
+            is left.
 
     Returns:
-        "families": the figures by family and method, of the median seconds of each prompt; "rounds": by method, how
-        many times as fast as plain generation whole rounds were; "prompts": those that were continued; and what they
-        were measured with.
+        "families": the figures by family and method, of the median seconds of each prompt;
+        "rounds": by method, how many times as fast as plain generation whole rounds were;
+        "prompts": those that were continued; and what they were measured with.
     """
     import torch
 
@@ -236,26 +273,39 @@ def measure_speed(
     for method in methods.values():
         warm_up(model, method, prompts)
     rounds: dict[str, list[list[Run]]] = {name: [] for name in names}
-    clock = _Clock(most_seconds)
+    clock = _Clock(max_seconds)
     while True:
         made = _round(
-            model, make_methods(), prompts, len(rounds["plain"]) + 1, sampling, max_new_tokens, clock, progress
+            model,
+            make_methods(),
+            prompts,
+            len(rounds["plain"]) + 1,
+            sampling,
+            max_new_tokens,
+            clock,
+            progress,
         )
         if not rounds["plain"]:
             prompts = prompts[: len(made["plain"])]
         if len(made["plain"]) == len(prompts):
             for name in names:
                 rounds[name].append(made[name])
-        seconds = {name: [sum(run["seconds"] for run in one) for one in runs] for name, runs in rounds.items()}
+        seconds = {
+            name: [sum(run["seconds"] for run in one) for one in runs]
+            for name, runs in rounds.items()
+        }
         speedups = {name: Speedup.of(seconds["plain"], seconds[name]) for name in names}
-        if clock.is_over or all(one.is_certain and one.pairs >= LEAST_PAIRS for one in speedups.values()):
+        if clock.is_over or all(
+            one.is_certain and one.pairs >= MIN_PAIRS for one in speedups.values()
+        ):
             break
     runs = by_family(prompts, {name: median_runs(made) for name, made in rounds.items()})
     return {
         "threads": torch.get_num_threads(),
         "sampling": {"kind": sampling, **{family: decoding(sampling, family) for family in runs}},
         "prompts": [
-            {"family": prompt.family, "key": prompt.key, "seed": number} for number, prompt in enumerate(prompts)
+            {"family": prompt.family, "key": prompt.key, "seed": number}
+            for number, prompt in enumerate(prompts)
         ],
         "families": summarize(runs, names),
         "rounds": {name: asdict(speedup) for name, speedup in speedups.items()},
@@ -265,9 +315,9 @@ def measure_speed(
 class _Clock:
     """The time that a measurement has; None: until the end of the first round."""
 
-    def __init__(self, most_seconds: float | None) -> None:
-        self.has_limit = most_seconds is not None
-        self._end = time.perf_counter() + (most_seconds or 0.0)
+    def __init__(self, max_seconds: float | None) -> None:
+        self.has_limit = max_seconds is not None
+        self._end = time.perf_counter() + (max_seconds or 0.0)
 
     @property
     def is_over(self) -> bool:
@@ -275,7 +325,11 @@ class _Clock:
 
     def __str__(self) -> str:
         """The time that is left, in words; empty without a limit."""
-        return f", {max(0.0, self._end - time.perf_counter()):.0f} s left at most" if self.has_limit else ""
+        return (
+            f", {max(0.0, self._end - time.perf_counter()):.0f} s left at most"
+            if self.has_limit
+            else ""
+        )
 
 
 def _round(
@@ -288,7 +342,8 @@ def _round(
     clock: _Clock,
     progress: Callable[[str], object],
 ) -> dict[str, list[Run]]:
-    """Return the runs of each method, of all prompts or of those for which there was time, one at least.
+    """Return the runs of each method, of all prompts or of those
+    for which there was time, one at least.
 
     Args:
         model: of transformers.
@@ -306,7 +361,9 @@ def _round(
         settings = decoding(sampling, prompt.family)
         for turn in range(len(names)):
             name = names[(index + number + turn) % len(names)]
-            runs[name].append(write(model, methods[name], prompt.tokens, max_new_tokens, settings, index))
+            runs[name].append(
+                write(model, methods[name], prompt.tokens, max_new_tokens, settings, index)
+            )
             where = f"round {number}, prompt {index + 1}/{len(prompts)} ({prompt.family})"
             progress(f"{where}, {name}: {runs[name][-1]['seconds']:.1f} s{clock}")
         if clock.has_limit and clock.is_over:
@@ -317,27 +374,40 @@ def _round(
 def median_runs(rounds: Sequence[Sequence[Run]]) -> list[Run]:
     """Return a run for each prompt, with the median of its seconds over the rounds."""
     return [
-        {**runs[0], "seconds": statistics.median(run["seconds"] for run in runs)} for runs in zip(*rounds, strict=True)
+        {**runs[0], "seconds": statistics.median(run["seconds"] for run in runs)}
+        for runs in zip(*rounds, strict=True)
     ]
 
 
 def warm_up(model: Any, method: Method, prompts: Sequence[Prompt]) -> None:
-    """Continue a prompt that is not timed: tokens in an order that none has, since sessions keep what they learn."""
+    """Continue a prompt that is not timed: tokens in an order that
+    none has, since sessions keep what they learn.
+    """
     write(model, method, prompts[0].tokens[::-1], _WARM_UP_TOKENS, {"do_sample": False}, 0)
 
 
 def by_family(prompts: Sequence[Prompt], written: Mapping[str, Sequence[Run]]) -> Runs:
-    """Return the runs of each method, one for each prompt, by family and beside plain generation."""
+    """Return the runs of each method, one for each prompt,
+    by family and beside plain generation.
+    """
     runs: Runs = defaultdict(lambda: defaultdict(list))
     for name, all_runs in written.items():
         for prompt, run, plain in zip(prompts, all_runs, written["plain"], strict=True):
-            beside = {"identical": run["written"] == plain["written"], "of_plain": plain["seconds"] / run["seconds"]}
+            beside = {
+                "identical": run["written"] == plain["written"],
+                "of_plain": plain["seconds"] / run["seconds"],
+            }
             runs[prompt.family][name].append({**run, **beside})
     return runs
 
 
 def write(
-    model: Any, method: Method, prompt: list[int], max_new_tokens: int, settings: dict[str, Any], seed: int
+    model: Any,
+    method: Method,
+    prompt: list[int],
+    max_new_tokens: int,
+    settings: dict[str, Any],
+    seed: int,
 ) -> Run:
     """Continue a prompt with one method.
 
@@ -350,7 +420,8 @@ def write(
         seed: of torch.
 
     Returns:
-        "seconds", "passes", "written" (token ids), "tokens" (their number), and of the package's loop "nodes".
+        "seconds", "passes", "written" (token ids), "tokens" (their number), and of the package's
+        loop "nodes".
     """
     import torch
 
@@ -366,7 +437,11 @@ def write(
     try:
         began = time.perf_counter()
         output = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **settings, **method
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            **settings,
+            **method,
         )
         seconds = time.perf_counter() - began
     finally:
@@ -382,8 +457,13 @@ def write(
 def summarize(runs: Runs, names: Sequence[str]) -> Figures:
     """Return the figures of each family and method, and of all families together."""
     families = dict(runs)
-    families["all"] = {name: [run for family in runs.values() for run in family[name]] for name in names}
-    return {family: {name: figures(rows[name], rows["plain"]) for name in names} for family, rows in families.items()}
+    families["all"] = {
+        name: [run for family in runs.values() for run in family[name]] for name in names
+    }
+    return {
+        family: {name: figures(rows[name], rows["plain"]) for name in names}
+        for family, rows in families.items()
+    }
 
 
 def figures(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, float]:
@@ -415,13 +495,14 @@ def figures(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, float]:
 def show(table: Figures) -> None:
     """Print the figures."""
     click.echo(
-        "family: method, speedup over plain generate (for 95% of such samples; of the median prompt), M while "
-        "generating, identical"
+        "family: method, speedup over plain generate (for 95% of such samples; of the median"
+        " prompt), M while generating, identical"
     )
     for family, rows in table.items():
         click.echo(f"{family} ({counted(int(rows['plain']['prompts']), 'prompt')})")
         for name, row in rows.items():
             click.echo(
-                f"  {name:<30}{row['speedup']:.2f} ({row['low']:.2f} to {row['high']:.2f}; "
-                f"{row['median_speedup']:.2f})  M {row['mean_tokens']:.2f}  identical {100 * row['identical']:.1f} %"
+                f"  {name:<30}{row['speedup']:.2f} ({row['low']:.2f} to {row['high']:.2f};"
+                f" {row['median_speedup']:.2f})  M {row['mean_tokens']:.2f}  identical"
+                f" {100 * row['identical']:.1f} %"
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Cell = str | int | float | None
-_MOST_NUMBERS = 24  # of a list that is shown in one cell
+_MAX_NUMBERS = 24  # of a list that is shown in one cell
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class Table:
 def tables_of(figures: Any, title: str = "") -> list[Table]:
     """Return tables that hold every figure.
 
-    Objects with the same fields, in a list or by name, are the rows of one table; in a list, fields of objects inside
-    them are columns, too. All other figures of a level are listed by name. What nests deeper has tables of its own.
+    Objects with the same fields, in a list or by name, are the rows of one table; in a list, fields
+    of objects inside them are columns, too. All other figures of a level are listed by name. What
+    nests deeper has tables of its own.
     """
     is_list = not isinstance(figures, Mapping)
     items = {str(index): item for index, item in enumerate(figures)} if is_list else dict(figures)
@@ -53,7 +54,9 @@ def tables_of(figures: Any, title: str = "") -> list[Table]:
 
 
 def _fields(item: Any, *, deep: bool) -> dict[str, Cell] | None:
-    """Return the fields of an object as the cells of a row; None if it is no object, or nests too deeply for a row.
+    """Return the fields of an object as the cells of a row.
+
+    None if it is no object, or nests too deeply for a row.
 
     Args:
         item: of a list or an object.
@@ -77,7 +80,7 @@ def _is_plain(items: list[Any]) -> bool:
 
 def _cell(value: Any) -> Cell:
     if isinstance(value, list):
-        return " ".join(shown(item) for item in value[:_MOST_NUMBERS])
+        return " ".join(shown(item) for item in value[:_MAX_NUMBERS])
     return value if isinstance(value, str | int | float) or value is None else str(value)
 
 

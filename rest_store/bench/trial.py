@@ -1,4 +1,6 @@
-"""The command `rest-store try`: what drafting is worth on your model, your texts and your prompts, in one go."""
+"""The command `rest-store try`: what drafting is worth on your
+model, your texts and your prompts, in one go.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ from rest_store.terminal import loading
 
 THEIRS, OURS = "transformers prompt lookup", "DraftSession"
 METHODS = ("plain", THEIRS, OURS)
-_MOST_SECONDS: float | None = 120.0  # of timing; None: one round
+_MAX_SECONDS: float | None = 120.0  # of timing; None: one round
 _STORE = "datastore"  # its folder, and its name in the results
 _SAME = 0.05  # of M
 
@@ -84,13 +86,19 @@ class Trial:
         if self.mean_tokens >= self.without_datastore + _SAME:
             return f"In replays, the datastore raised M from {without} to {with_it}"
         if self.mean_tokens > self.without_datastore - _SAME:
-            return f"In replays, the datastore brought nothing: M is {with_it} with it and {without} without"
+            return (
+                f"In replays, the datastore brought nothing: M is {with_it} with it and {without}"
+                " without"
+            )
         return f"In replays, the datastore did harm: M is {with_it} with it and {without} without"
 
     def _prompt_lookup(self) -> str:
         other = self.prompt_lookup_speedup
         more = other.low > self.speedup.high
-        return f"Prompt lookup alone, which transformers has, gives {'more: ' if more else ''}{other.median:.2f}"
+        return (
+            "Prompt lookup alone, which transformers has, gives"
+            f" {'more: ' if more else ''}{other.median:.2f}"
+        )
 
 
 @click.command(
@@ -134,19 +142,23 @@ def try_(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Try drafting on your model, your texts and your prompts: five prompts are enough for a first look.
+    """Try drafting on your model, your texts and your prompts: five
+    prompts are enough for a first look.
 
-    Builds a datastore of the corpus, records what the model writes, replays that with and without each source, times
-    plain generation, prompt lookup of transformers and drafts of all sources in turns, and writes a page. Timing ends
-    when the result is certain, or when two minutes are over and all methods have continued the prompt of that moment.
-    The last line is the verdict. Speeds are those of whole greedy generations, in the median. A datastore of the same
-    corpora that is in the folder already is used again: remove it after changes to them.
+    Builds a datastore of the corpus, records what the model writes, replays that with and without
+    each source, times plain generation, prompt lookup of transformers and drafts of all sources in
+    turns, and writes a page. Timing ends when the result is certain, or when two minutes are over
+    and all methods have continued the prompt of that moment. The last line is the verdict. Speeds
+    are those of whole greedy generations, in the median. A datastore of the same corpora that is in
+    the folder already is used again: remove it after changes to them.
     """
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size
 
     began = time.perf_counter()
-    read_prompts(prompts_file, lambda text: [0])  # a fault in the file is reported before anything is built
+    read_prompts(
+        prompts_file, lambda text: [0]
+    )  # a fault in the file is reported before anything is built
     results = out / "results"
     folder = datastore_of(corpora, model, out, without=[prompts_file])
     tell(f"model: {model}")
@@ -165,7 +177,9 @@ def try_(
 
     tell("replaying them, as many nodes in each step as it may have: M, tokens of a forward pass")
     recordings = [recording for recording in read_recordings(recorded) if recording.output.size]
-    rows = measure(recordings, {_STORE: store}, Calibration.default(), budgets=(max_nodes,), progress=show_row)
+    rows = measure(
+        recordings, {_STORE: store}, Calibration.default(), budgets=(max_nodes,), progress=show_row
+    )
     stored = {_STORE: store.info().token_count}
     quality = {"datastores": stored, "reported": len(recordings), "rows": rows}
     tell("timing plain generation, prompt lookup of transformers, and drafts of all sources")
@@ -174,14 +188,28 @@ def try_(
         lambda: make_methods([store], max_nodes=max_nodes, only=METHODS),
         prompts,
         max_new_tokens=max_new_tokens,
-        most_seconds=_MOST_SECONDS,
+        max_seconds=_MAX_SECONDS,
         progress=tell,
     )
-    families, speedups = speed["families"], {name: Speedup(**figures) for name, figures in speed["rounds"].items()}
-    for name, speedup in speedups.items():  # as in the verdict: of whole rounds, not of the median runs of each prompt
-        families["all"][name] |= {"speedup": speedup.median, "low": speedup.low, "high": speedup.high}
+    families, speedups = (
+        speed["families"],
+        {name: Speedup(**figures) for name, figures in speed["rounds"].items()},
+    )
+    for (
+        name,
+        speedup,
+    ) in (
+        speedups.items()
+    ):  # as in the verdict: of whole rounds, not of the median runs of each prompt
+        families["all"][name] |= {
+            "speedup": speedup.median,
+            "low": speedup.low,
+            "high": speedup.high,
+        }
     arguments = {**click.get_current_context().params, "recordings": recorded, "datastore": folder}
-    write_result(Destination(results / "replay.json"), "replay", arguments, ("numpy", "rest-store"), quality)
+    write_result(
+        Destination(results / "replay.json"), "replay", arguments, ("numpy", "rest-store"), quality
+    )
     write_result(Destination(results / "speed.json"), "speed", arguments, PACKAGES, speed)
     of_rows = {row["drafting"]: row["M"] for row in rows}
     trial = Trial(
@@ -206,8 +234,11 @@ def try_(
     click.echo(trial.verdict())
 
 
-def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequence[Path] = ()) -> Path:
-    """Return the datastore in the folder `out`, built of `corpora` unless there is one of these already.
+def datastore_of(
+    corpora: Sequence[str], model: str, out: Path, *, without: Sequence[Path] = ()
+) -> Path:
+    """Return the datastore in the folder `out`, built of `corpora`
+    unless there is one of these already.
 
     Args:
         corpora: as `rest_store.build` takes them.
@@ -221,15 +252,22 @@ def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequ
     from build_index.progress import ProgressLine
 
     folder = out / _STORE
-    if (folder / FILE_NAME).exists() and [one["corpus"] for one in Manifest.read(folder).corpora] == list(corpora):
+    if (folder / FILE_NAME).exists() and [
+        one["corpus"] for one in Manifest.read(folder).corpora
+    ] == list(corpora):
         tell(f"datastore: {folder}, as built before")
         return folder
     tell(f"datastore: building {folder} of {', '.join(corpora)}")
-    exclude = [glob for corpus in corpora for path in (out, *without) for glob in _inside(path, corpus)]
+    exclude = [
+        glob for corpus in corpora for path in (out, *without) for glob in _inside(path, corpus)
+    ]
     line = ProgressLine(sys.stderr) if ProgressLine.fits(sys.stderr) else None
     with rest_store.build(corpora, model, folder, exclude=exclude, progress=line) as store:
         info = store.info()
-    tell(f"datastore: {counted(info.token_count, 'token')} in {counted(info.document_count, 'document')}")
+    tell(
+        f"datastore: {counted(info.token_count, 'token')} in"
+        f" {counted(info.document_count, 'document')}"
+    )
     return folder
 
 

@@ -1,4 +1,6 @@
-"""A full read of a datastore, which finds faults that opening it cannot see (FORMAT.md, section 6)."""
+"""A full read of a datastore, which finds faults that
+opening it cannot see (FORMAT.md, section 6).
+"""
 
 from __future__ import annotations
 
@@ -15,28 +17,26 @@ from rest_store.datastore.header import HEADER_SIZE, separator_id
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.mapped_file import regular_file
 from rest_store.datastore.shard import Shard
-from rest_store.errors import (
-    ChecksumError,
-    MemoryBudgetError,
-    MissingShardError,
-    ShardHeaderError,
-    SuffixOrderError,
-    describe,
-)
+from rest_store.errors import DatastoreFormatError, MemoryBudgetError, describe
 
 _BLOCK = 1 << 18  # symbols read at once
-Sort = Callable[[npt.NDArray[np.uint8], int, int], tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]]
+Sort = Callable[
+    [npt.NDArray[np.uint8], int, int], tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]
+]
 
 
 def check_datastore(
-    path: str | Path, *, sort: Sort | None = None, announce: Callable[[str], object] = lambda stage: None
+    path: str | Path,
+    *,
+    sort: Sort | None = None,
+    announce: Callable[[str], object] = lambda stage: None,
 ) -> Datastore:
     """Verify the checksums of a datastore: its files are those that were written.
 
     Args:
         path: directory of the datastore.
-        sort: `build_index.suffix_array.sorted_suffixes`, to verify what was written, too: the symbols, and the suffix
-            arrays, which are made again. None: that is not verified.
+        sort: `build_index.suffix_array.sorted_suffixes`, to verify what was written, too: the
+            symbols, and the suffix arrays, which are made again. None: that is not verified.
         announce: called with the shard and the stage that begins.
 
     Returns:
@@ -72,9 +72,13 @@ def _check_tokenizer(store: Datastore) -> None:
             found = hashlib.sha256(file.read()).hexdigest()
     except OSError as error:
         problem = f"unreadable ({error.strerror})"
-        raise MissingShardError(describe(path, "file", problem, "a file that the manifest names")) from None
+        raise DatastoreFormatError(
+            "missing file", describe(path, "file", problem, "a file that the manifest names")
+        ) from None
     if found != expected:
-        raise ChecksumError(describe(path, "SHA-256 of the content", found, expected))
+        raise DatastoreFormatError(
+            "checksum", describe(path, "SHA-256 of the content", found, expected)
+        )
 
 
 def _check_symbols(shard: Shard) -> None:
@@ -87,11 +91,18 @@ def _check_symbols(shard: Shard) -> None:
         outside = np.flatnonzero((symbols >= header.vocabulary_size) & ~ends)
         if outside.size:
             where = start + int(outside[0])
-            found, expected = int(symbols[outside[0]]), f"0..{header.vocabulary_size - 1} or the separator"
-            raise ShardHeaderError(describe(path, f"symbol at position {where}", found, expected))
+            found, expected = (
+                int(symbols[outside[0]]),
+                f"0..{header.vocabulary_size - 1} or the separator",
+            )
+            raise DatastoreFormatError(
+                "header", describe(path, f"symbol at position {where}", found, expected)
+            )
         separators += int(np.count_nonzero(ends))
     if separators != header.document_count:
-        raise ShardHeaderError(describe(path, "number of separators", separators, header.document_count))
+        raise DatastoreFormatError(
+            "header", describe(path, "number of separators", separators, header.document_count)
+        )
 
 
 def _check_suffixes(shard: Shard, sort: Sort) -> None:
@@ -100,10 +111,18 @@ def _check_suffixes(shard: Shard, sort: Sort) -> None:
         symbols = tokens.raw[HEADER_SIZE:].copy()  # a mapping may change while it is sorted
         keys, entries = sort(symbols, tokens.header.width, tokens.header.token_count)
     except MemoryError as error:
-        raise MemoryBudgetError(f"{tokens.path}: there is not enough memory to sort it again") from error
-    for what, found, expected in (("key", suffixes.key_bytes.view("<u8"), keys), ("byte", suffixes.packed, entries)):
+        raise MemoryBudgetError(
+            f"{tokens.path}: there is not enough memory to sort it again"
+        ) from error
+    for what, found, expected in (
+        ("key", suffixes.key_bytes.view("<u8"), keys),
+        ("byte", suffixes.packed, entries),
+    ):
         differing = np.flatnonzero(found != expected)
         if differing.size:
             index = int(differing[0])
             where = f"{what} {index} of the suffix array"
-            raise SuffixOrderError(describe(suffixes.path, where, int(found[index]), int(expected[index])))
+            raise DatastoreFormatError(
+                "suffix order",
+                describe(suffixes.path, where, int(found[index]), int(expected[index])),
+            )

@@ -32,7 +32,8 @@ class DatastoreInfo:
         size: bytes of all shard files.
         built: when its manifest was written.
         manifest: the whole manifest, with provenance and build options.
-        part: whose tokens, documents, shards and bytes these are; None: those of the whole datastore.
+        part: whose tokens, documents, shards and bytes these are; None: those of the whole
+            datastore.
     """
 
     path: Path
@@ -55,14 +56,20 @@ class Datastore(Store):
 
     After a fork, both processes may go on using it.
 
-    If its files are truncated while it is open, or their disk fails, queries raise DatastoreUnavailableError from then
-    on. For that, opening installs a handler of SIGBUS, also over one that another package has installed meanwhile.
+    If its files are truncated while it is open, or their disk fails, queries raise
+    DatastoreUnavailableError from then on. For that, opening installs a handler of SIGBUS, also
+    over one that another package has installed meanwhile.
 
     Thread-safe; queries release the GIL.
     """
 
     def __init__(
-        self, path: Path, manifest: Manifest, records: Sequence[ShardRecord], shards: list[Shard], part: Part | None
+        self,
+        path: Path,
+        manifest: Manifest,
+        records: Sequence[ShardRecord],
+        shards: list[Shard],
+        part: Part | None,
     ) -> None:
         self.path = path
         self.manifest = manifest
@@ -87,17 +94,20 @@ class Datastore(Store):
     ) -> Datastore:
         """Open the datastore in directory `path`, or a copy of one that lies elsewhere.
 
-        Maps its files and validates their structure in time and memory that do not depend on their size. If the
-        datastore is larger than the available memory, only the pages that queries touch are read.
+        Maps its files and validates their structure in time and memory that do not depend on their
+        size. If the datastore is larger than the available memory, only the pages that queries
+        touch are read.
 
         Args:
-            path: a directory that `rest-build` wrote; or where one lies: `HOST:PORT/NAME` or `unix:/path#NAME` in a
-                service, or an address with `s3://`, `gs://`, `hf://` or `https://`. Of those, a copy is opened, which
-                is made once for each build.
-            tokenizer: if given, the tokenizer in use: a tokenizer of `transformers` or `tokenizers`, a
-                `tokenizer.json`, a `.gguf` file, a directory, a name on the Hugging Face hub, or a
-                `TokenizerIdentity`. The datastore must have been built with the same.
-            part: such as "2/4", for the second quarter of its shards alone: only their files need to be there.
+            path: a directory that `rest-build` wrote; or where one lies: `HOST:PORT/NAME` or
+                `unix:/path#NAME` in a service, or an address with `s3://`, `gs://`, `hf://` or
+                `https://`. Of those, a copy is opened, which is made once for each build.
+            tokenizer: if given, the tokenizer in use: a tokenizer of `transformers` or
+                `tokenizers`, a `tokenizer.json`, a `.gguf` file, a directory, a name on the Hugging
+                Face hub, or a `TokenizerIdentity`. The datastore must have been built with the
+                same.
+            part: such as "2/4", for the second quarter of its shards alone: only their files need
+                to be there.
             cache: directory of copies; None: `rest-store` in `$XDG_CACHE_HOME` or `~/.cache`.
             token: for a service that asks for one.
             tls: for a service, as in `DatastoreClient`.
@@ -105,8 +115,9 @@ class Datastore(Store):
         Raises:
             FetchError: it lies elsewhere, and no copy can be made.
             ServiceError: the subclass that says why a service gives none.
-            DatastoreError: the subclass that names what is wrong with the files (FORMAT.md, section 6).
-            PartError: there is no such part, or there are more parts than shards.
+            DatastoreError: the subclass that names what is wrong with the files (FORMAT.md, section
+                6).
+            DatastoreFormatError: there is no such part, or there are more parts than shards.
             TokenizerLoadError: there is no such `tokenizer`.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             NativeKernelError: the kernel was not compiled.
@@ -121,7 +132,10 @@ class Datastore(Store):
         manifest = Manifest.read(directory)
         if tokenizer is not None:
             manifest.tokenizer.require_same(identity_of(tokenizer), directory)
-        records, shards = manifest.shards if part is None else part.of(manifest.shards, directory), []
+        records, shards = (
+            manifest.shards if part is None else part.of(manifest.shards, directory),
+            [],
+        )
         try:
             for record in records:
                 shard = Shard.open(directory, record.name)
@@ -131,7 +145,9 @@ class Datastore(Store):
         except DatastoreError:
             if Manifest.read(directory) == manifest:
                 raise
-            return cls.open(directory, tokenizer=tokenizer, part=part)  # a build has replaced it meanwhile
+            return cls.open(
+                directory, tokenizer=tokenizer, part=part
+            )  # a build has replaced it meanwhile
         store = cls(directory, manifest, records, shards, part)
         available = available_bytes()
         if available is not None and store._size > available:
@@ -142,7 +158,8 @@ class Datastore(Store):
     def close(self) -> None:
         """Close the datastore; every later query raises DatastoreClosedError. May be called again.
 
-        Its files are unmapped once the queries in progress and the sessions that draft from it have let go of them.
+        Its files are unmapped once the queries in progress and the sessions that draft from it have
+        let go of them.
         """
         self._snapshot, self._shards = Snapshot.closed(self.path), []
 

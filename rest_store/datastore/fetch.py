@@ -2,8 +2,9 @@
 
     directory = fetch(reader, default_cache())       # the same for the same build, fetched once
 
-A copy is collected in `frozen/BUILD.part`, where an interrupted one is resumed, and renamed to `frozen/BUILD` when its
-files are those of its manifest. BUILD is the SHA-256 of the manifest. Whoever makes a copy holds a lock.
+A copy is collected in `frozen/BUILD.part`, where an interrupted one is resumed, and renamed to
+`frozen/BUILD` when its files are those of its manifest. BUILD is the SHA-256 of the manifest.
+Whoever makes a copy holds a lock.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from typing import Protocol
 
 from rest_store.datastore.durable import put, sync
 from rest_store.datastore.file_lock import take_lock
-from rest_store.datastore.manifest import FILE_NAME, MAX_SIZE, TOKENIZER_FILE_NAME, Manifest, ShardRecord
+from rest_store.datastore.manifest import (
+    FILE_NAME,
+    MAX_SIZE,
+    TOKENIZER_FILE_NAME,
+    Manifest,
+    ShardRecord,
+)
 from rest_store.datastore.shard import Shard
 from rest_store.errors import (
     DatastoreError,
@@ -33,7 +40,7 @@ from rest_store.errors import (
 )
 
 _SECONDS_BETWEEN_TRIES = 0.1
-_MOST_TOKENIZER_BYTES = 1 << 28
+_MAX_TOKENIZER_BYTES = 1 << 28
 _log = logging.getLogger(__name__)
 
 
@@ -44,8 +51,8 @@ class FileReader(Protocol):
         location: where, for messages.
         build: which is read: "sha256:" and the SHA-256 of its manifest; "": any.
 
-    Its methods raise a RestStoreError; FetchError, ServiceUnavailableError and DeadlineError mean that it cannot be
-    reached now.
+    Its methods raise a RestStoreError; FetchError, ServiceUnavailableError and DeadlineError mean
+    that it cannot be reached now.
     """
 
     location: str
@@ -66,16 +73,19 @@ def fetch(reader: FileReader, cache: Path) -> Path:
         cache: directory of copies, for any number of processes.
 
     Raises:
-        FetchError: it cannot be reached and no copy was made from it before, it breaks off again and again, what it
-            sends is not what its manifest says, or the copy cannot be kept, for instance because the disk is full.
+        FetchError: it cannot be reached and no copy was made from it before, it breaks off again
+            and again, what it sends is not what its manifest says, or the copy cannot be kept, for
+            instance because the disk is full.
         DatastoreError: its manifest is malformed.
         RestStoreError: what the reader raises.
 
-    Files are compared with the checksums of the manifest. What has arrived is kept if the rest does not, and the next
-    call goes on with it.
+    Files are compared with the checksums of the manifest. What has arrived is kept if the rest does
+    not, and the next call goes on with it.
     """
     copies = cache / "frozen"
-    latest = copies / f"latest-{hashlib.sha256(reader.location.encode()).hexdigest()[:32]}"  # a link to a copy
+    latest = (
+        copies / f"latest-{hashlib.sha256(reader.location.encode()).hexdigest()[:32]}"
+    )  # a link to a copy
     try:
         content = _content(reader, FILE_NAME, MAX_SIZE)
     except (FetchError, ServiceUnavailableError, DeadlineError) as error:
@@ -114,7 +124,10 @@ def _make(copy: Path, manifest: Manifest, content: bytes, reader: FileReader) ->
 
 
 def _fetch_shard(part: Path, record: ShardRecord, reader: FileReader) -> None:
-    sizes = {f"{record.name}.tokens": record.tokens_size, f"{record.name}.suffixes": record.suffixes_size}
+    sizes = {
+        f"{record.name}.tokens": record.tokens_size,
+        f"{record.name}.suffixes": record.suffixes_size,
+    }
     for name, size in sizes.items():
         _fetch_file(part / name, size, reader)
     try:
@@ -124,15 +137,22 @@ def _fetch_shard(part: Path, record: ShardRecord, reader: FileReader) -> None:
     except DatastoreError as error:
         for name in sizes:
             (part / name).unlink()
-        raise FetchError(f"{reader.location}: what it sent is not what its manifest says ({error})") from error
+        raise FetchError(
+            f"{reader.location}: what it sent is not what its manifest says ({error})"
+        ) from error
 
 
 def _fetch_file(path: Path, size: int, reader: FileReader) -> None:
-    """Fetch the rest of a file; go on where the connection breaks off, as long as something arrives each time."""
+    """Fetch the rest of a file.
+
+    Go on where the connection breaks off, as long as something arrives each time.
+    """
     done = path.stat().st_size if path.exists() else 0
     while done != size:
         before = done
-        failure: RestStoreError = FetchError(f"{reader.location}: {path.name} ends after {done} of {size} bytes")
+        failure: RestStoreError = FetchError(
+            f"{reader.location}: {path.name} ends after {done} of {size} bytes"
+        )
         with path.open("ab") as file:
             try:
                 for piece in reader.read(path.name, before):
@@ -144,14 +164,20 @@ def _fetch_file(path: Path, size: int, reader: FileReader) -> None:
                 failure = error
         if done > size:
             path.unlink()
-            raise FetchError(describe(reader.location, f"the size of {path.name}", f"more than {size} bytes", size))
+            raise FetchError(
+                describe(
+                    reader.location, f"the size of {path.name}", f"more than {size} bytes", size
+                )
+            )
         if done == before:
             raise failure
         sync(path)
 
 
 def _content(reader: FileReader, name: str, most: int) -> bytes:
-    """Return the content of a file of unknown size, or so much of it that it has more than `most` bytes."""
+    """Return the content of a file of unknown size, or so much of
+    it that it has more than `most` bytes.
+    """
     content = bytearray()
     for piece in reader.read(name, 0):
         content += piece
@@ -161,10 +187,12 @@ def _content(reader: FileReader, name: str, most: int) -> bytes:
 
 
 def _tokenizer(expected: str, reader: FileReader) -> bytes:
-    content = _content(reader, TOKENIZER_FILE_NAME, _MOST_TOKENIZER_BYTES)
+    content = _content(reader, TOKENIZER_FILE_NAME, _MAX_TOKENIZER_BYTES)
     found = hashlib.sha256(content).hexdigest()
     if found != expected:
-        raise FetchError(describe(reader.location, f"SHA-256 of {TOKENIZER_FILE_NAME}", found, expected))
+        raise FetchError(
+            describe(reader.location, f"SHA-256 of {TOKENIZER_FILE_NAME}", found, expected)
+        )
     return content
 
 
@@ -192,4 +220,6 @@ def _disk_errors(location: str, cache: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, RestStoreError):
             raise
-        raise FetchError(f"{location}: no copy can be kept in {cache} ({error.strerror or error})") from error
+        raise FetchError(
+            f"{location}: no copy can be kept in {cache} ({error.strerror or error})"
+        ) from error

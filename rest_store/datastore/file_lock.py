@@ -14,14 +14,16 @@ def take_lock(path: Path) -> Callable[[], None] | None:
     """Take the lock of a file, which is made if it is absent; its holder may remove it.
 
     Returns:
-        What releases it, as the end of the process and its children does; None: it is taken, by another process or by
-        this one.
+        What releases it, as the end of the process and its children does; None: it is taken, by
+        another process or by this one.
 
     Raises:
         OSError: the file cannot be written, or its file system has no locks.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # NFS locks what can be written
+        descriptor = os.open(
+            path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )  # NFS locks what can be written
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -37,5 +39,7 @@ def take_lock(path: Path) -> Callable[[], None] | None:
 
 
 def _release(descriptor: int) -> None:
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children that were forked, which have the descriptor as well
+    fcntl.flock(
+        descriptor, fcntl.LOCK_UN
+    )  # also for children that were forked, which have the descriptor as well
     os.close(descriptor)

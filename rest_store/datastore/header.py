@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rest_store.datastore.render import counted
-from rest_store.errors import (
-    ByteOrderError,
-    FormatVersionError,
-    NotAShardError,
-    ShardHeaderError,
-    ShardSizeError,
-    describe,
-)
+from rest_store.errors import DatastoreFormatError, describe
 
 FORMAT_VERSION = 1
 HEADER_SIZE = 256
@@ -34,7 +27,9 @@ _SUFFIXES_FIELDS = struct.Struct("<IIQQQ32s32s")
 
 
 def token_width(vocabulary_size: int) -> int:
-    """Return the bytes that one token takes: 2 up to 65,535 ids, otherwise 3 (FORMAT.md, section 1)."""
+    """Return the bytes that one token takes: 2 up to 65,535 ids,
+    otherwise 3 (FORMAT.md, section 1).
+    """
     return 2 if vocabulary_size <= 0xFFFF else 3
 
 
@@ -44,7 +39,9 @@ def separator_id(vocabulary_size: int) -> int:
 
 
 def entry_bits(position_count: int) -> int:
-    """Return the bits of one suffix array entry: the fewest that can hold any position of the shard."""
+    """Return the bits of one suffix array entry: the fewest that
+    can hold any position of the shard.
+    """
     return max(1, (position_count - 1).bit_length())
 
 
@@ -76,16 +73,42 @@ class TokensHeader:
         """Return the 256 header bytes."""
         size = self.width * self.position_count
         counts = (self.position_count, self.document_count)
-        return _sealed(_TOKENS_MAGIC, _TOKENS_FIELDS.pack(self.width, self.vocabulary_size, *counts, size, self.sha256))
+        return _sealed(
+            _TOKENS_MAGIC,
+            _TOKENS_FIELDS.pack(self.width, self.vocabulary_size, *counts, size, self.sha256),
+        )
 
     @classmethod
     def unpack(cls, raw: bytes, where: Path) -> TokensHeader:
-        """Parse the header of the file at `where`; raise the DatastoreError that names what is wrong with it."""
+        """Parse the header of the file at `where`.
+
+        Raise the DatastoreError that names what is wrong with it.
+        """
         _require_intact(raw, _TOKENS_MAGIC, where)
-        _, vocabulary, positions, documents, _, sha256 = _TOKENS_FIELDS.unpack_from(raw, _PREFIX.size)
-        require(where, "vocabulary size", vocabulary, 1 <= vocabulary <= MAX_VOCABULARY, f"1..{MAX_VOCABULARY}")
-        require(where, "position count", positions, 1 <= positions <= MAX_POSITIONS, f"1..{MAX_POSITIONS}")
-        require(where, "document count", documents, 1 <= documents <= positions // 2, f"1..{positions // 2}")
+        _, vocabulary, positions, documents, _, sha256 = _TOKENS_FIELDS.unpack_from(
+            raw, _PREFIX.size
+        )
+        require(
+            where,
+            "vocabulary size",
+            vocabulary,
+            1 <= vocabulary <= MAX_VOCABULARY,
+            f"1..{MAX_VOCABULARY}",
+        )
+        require(
+            where,
+            "position count",
+            positions,
+            1 <= positions <= MAX_POSITIONS,
+            f"1..{MAX_POSITIONS}",
+        )
+        require(
+            where,
+            "document count",
+            documents,
+            1 <= documents <= positions // 2,
+            f"1..{positions // 2}",
+        )
         header = cls(vocabulary, positions, documents, sha256)
         _require_consistent(raw, header.pack(), where)
         return header
@@ -119,51 +142,73 @@ class SuffixesHeader:
         """Return the 256 header bytes."""
         counts = (self.entry_count, self.key_count, self.payload_size)
         return _sealed(
-            _SUFFIXES_MAGIC, _SUFFIXES_FIELDS.pack(self.bits, KEY_STRIDE, *counts, self.sha256, self.tokens_sha256)
+            _SUFFIXES_MAGIC,
+            _SUFFIXES_FIELDS.pack(self.bits, KEY_STRIDE, *counts, self.sha256, self.tokens_sha256),
         )
 
     @classmethod
     def unpack(cls, raw: bytes, where: Path) -> SuffixesHeader:
-        """Parse the header of the file at `where`; raise the DatastoreError that names what is wrong with it."""
+        """Parse the header of the file at `where`.
+
+        Raise the DatastoreError that names what is wrong with it.
+        """
         _require_intact(raw, _SUFFIXES_MAGIC, where)
-        bits, _, entries, _, _, sha256, tokens_sha256 = _SUFFIXES_FIELDS.unpack_from(raw, _PREFIX.size)
+        bits, _, entries, _, _, sha256, tokens_sha256 = _SUFFIXES_FIELDS.unpack_from(
+            raw, _PREFIX.size
+        )
         require(where, "entry bits", bits, 1 <= bits <= 30, "1..30")
-        require(where, "entry count", entries, 1 <= entries < MAX_POSITIONS, f"1..{MAX_POSITIONS - 1}")
+        require(
+            where, "entry count", entries, 1 <= entries < MAX_POSITIONS, f"1..{MAX_POSITIONS - 1}"
+        )
         header = cls(bits, entries, sha256, tokens_sha256)
         _require_consistent(raw, header.pack(), where)
         return header
 
 
 def _sealed(magic: bytes, fields: bytes) -> bytes:
-    body = (_PREFIX.pack(magic, _BYTE_ORDER, FORMAT_VERSION, HEADER_SIZE) + fields).ljust(HEADER_SIZE - 4, b"\0")
+    body = (_PREFIX.pack(magic, _BYTE_ORDER, FORMAT_VERSION, HEADER_SIZE) + fields).ljust(
+        HEADER_SIZE - 4, b"\0"
+    )
     return body + struct.pack("<I", zlib.crc32(body))
 
 
 def require(where: Path, what: str, found: object, holds: bool, expected: object) -> None:
-    """Raise ShardHeaderError unless `holds`."""
+    """Raise DatastoreFormatError unless `holds`."""
     if not holds:
-        raise ShardHeaderError(describe(where, what, found, expected))
+        raise DatastoreFormatError("header", describe(where, what, found, expected))
 
 
 def _require_consistent(raw: bytes, packed: bytes, where: Path) -> None:
-    """Raise ShardHeaderError unless the header is `packed`, what its own fields make of all bytes."""
+    """Raise DatastoreFormatError unless the header is `packed`,
+    what its own fields make of all bytes.
+    """
     differing = next((offset for offset in range(HEADER_SIZE) if raw[offset] != packed[offset]), 0)
-    require(where, f"byte {differing} of the header", raw[differing], raw == packed, packed[differing])
+    require(
+        where, f"byte {differing} of the header", raw[differing], raw == packed, packed[differing]
+    )
 
 
 def _require_intact(raw: bytes, magic: bytes, where: Path) -> None:
     """Check the fields that all headers share, the most informative first."""
     if raw[: len(magic)] != magic:
         found = _KINDS.get(raw[: len(magic)], "of another kind")
-        raise NotAShardError(describe(where, "file", found, _KINDS[magic]))
+        raise DatastoreFormatError("magic", describe(where, "file", found, _KINDS[magic]))
     if len(raw) < HEADER_SIZE:
-        raise ShardSizeError(describe(where, "size", counted(len(raw), "byte"), f"at least {HEADER_SIZE}"))
+        raise DatastoreFormatError(
+            "size", describe(where, "size", counted(len(raw), "byte"), f"at least {HEADER_SIZE}")
+        )
     _, order, version, _ = _PREFIX.unpack_from(raw)
     if order == int.from_bytes(_BYTE_ORDER.to_bytes(4, "little"), "big"):
-        raise ByteOrderError(describe(where, "byte order", "big-endian", "little-endian"))
-    require(where, "byte order mark", f"{order:#010x}", order == _BYTE_ORDER, f"{_BYTE_ORDER:#010x}")
+        raise DatastoreFormatError(
+            "byte order", describe(where, "byte order", "big-endian", "little-endian")
+        )
+    require(
+        where, "byte order mark", f"{order:#010x}", order == _BYTE_ORDER, f"{_BYTE_ORDER:#010x}"
+    )
     if version != FORMAT_VERSION:
-        raise FormatVersionError(describe(where, "format version", version, FORMAT_VERSION))
+        raise DatastoreFormatError(
+            "version", describe(where, "format version", version, FORMAT_VERSION)
+        )
     crc = zlib.crc32(raw[: HEADER_SIZE - 4])
     (sealed,) = struct.unpack_from("<I", raw, HEADER_SIZE - 4)
     require(where, "header CRC-32", f"{crc:#010x}", crc == sealed, f"{sealed:#010x}")

@@ -11,7 +11,9 @@ MAX_DEPTH = 32
 MAX_NODES = 1024
 MAX_SEQUENCE = MAX_SUFFIX + MAX_DEPTH  # tokens that are counted: a match and a continuation of it
 
-PackedTree = tuple[bytes, tuple[int, int]]  # the packed nodes (see TokenTree), and length and count of the match
+PackedTree = tuple[
+    bytes, tuple[int, int]
+]  # the packed nodes (see TokenTree), and length and count of the match
 
 
 def native_kernel() -> Any:
@@ -24,6 +26,11 @@ def native_kernel() -> Any:
         from rest_store import _kernel
     except ImportError as error:
         found = f"missing ({error})"
-        expected = "installed: install a wheel of rest-store, or a C++20 compiler, and install rest-store again"
-        raise NativeKernelError(describe("rest-store", "the native kernel", found, expected)) from None
+        expected = (
+            "installed: install a wheel of rest-store, or a C++20 compiler, and install rest-store"
+            " again"
+        )
+        raise NativeKernelError(
+            describe("rest-store", "the native kernel", found, expected)
+        ) from None
     return _kernel

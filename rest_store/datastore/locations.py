@@ -1,4 +1,6 @@
-"""Locations of datastores that are not directories of this machine, such as `host:50051/code` or `s3://bucket/code`."""
+"""Locations of datastores that are not directories of this machine,
+such as `host:50051/code` or `s3://bucket/code`.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,14 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")  # which can be sent to nobody
 
 
 class Elsewhere(Protocol):
-    """What reaches datastores that lie elsewhere: the package's root installs it, since it needs grpc or fsspec."""
+    """What reaches datastores that lie elsewhere: the package's root
+    installs it, since it needs grpc or fsspec.
+    """
 
     def fetched(self, location: str, cache: Path, **access: Any) -> Path:
-        """Return the directory in `cache` of the frozen datastore at `location`, with all of its files."""
+        """Return the directory in `cache` of the frozen datastore
+        at `location`, with all of its files.
+        """
 
     def upstream(self, location: str, **access: Any) -> Any:
         """Return the live datastore at `location`, a `rest_store.live.upstream.Upstream`."""
@@ -29,11 +35,18 @@ reach: Callable[[], Elsewhere]  # imports it; set by the package's root
 
 
 def is_remote(text: str | Path) -> bool:
-    """Return whether `text` says where a datastore lies elsewhere: in a service, or below a URL; False if it is a path.
+    """Return whether `text` says where a datastore lies elsewhere: in a service, or below a URL.
 
-    `HOST:PORT/NAME` and `unix:/path#NAME` are datastores of services; without a name, the one that there is.
+    False if it is a path.
+
+    `HOST:PORT/NAME` and `unix:/path#NAME` are datastores of services; without a name, the one that
+    there is.
     """
-    if not isinstance(text, str) or _NO_TEXT.search(text) or not (_SERVICE.fullmatch(text) or _URL.fullmatch(text)):
+    if (
+        not isinstance(text, str)
+        or _NO_TEXT.search(text)
+        or not (_SERVICE.fullmatch(text) or _URL.fullmatch(text))
+    ):
         return False
     try:
         return not Path(text).exists()

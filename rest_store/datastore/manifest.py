@@ -1,4 +1,6 @@
-"""`manifest.json`: tokenizer, files, provenance and build options of a datastore (FORMAT.md, section 5)."""
+"""`manifest.json`: tokenizer, files, provenance and build options
+of a datastore (FORMAT.md, section 5).
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,7 @@ from rest_store.datastore.header import FORMAT_VERSION
 from rest_store.datastore.mapped_file import regular_file
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import (
-    ChecksumError,
-    DatastoreNotFoundError,
-    FormatVersionError,
-    ManifestError,
-    MixedBuildError,
-    describe,
-)
+from rest_store.errors import DatastoreFormatError, DatastoreNotFoundError, describe
 
 FILE_NAME = "manifest.json"
 TOKENIZER_FILE_NAME = "tokenizer.json"
@@ -30,7 +25,9 @@ DOCUMENTS_FILE_NAME = "documents.sqlite"  # of a live datastore, which has no ma
 MAX_SIZE = 1 << 25  # bytes: some 70,000 shards
 _FORMAT = "rest-store"
 _OWN_CHECKSUM = "manifest_sha256"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no directories, no hidden files, valid on every file system
+_NAME = re.compile(
+    r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+)  # no directories, no hidden files, valid on every file system
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,16 @@ class ShardRecord:
         )
 
     def require_same(self, actual: ShardRecord, where: Path) -> None:
-        """Raise MixedBuildError unless `actual`, the record of the shard in directory `where`, equals this one."""
+        """Raise DatastoreFormatError unless `actual`, the record of the
+        shard in directory `where`, equals this one.
+        """
         for what, expected in vars(self).items():
             value = getattr(actual, what)
             if value != expected:
-                raise MixedBuildError(describe(where / self.name, what.replace("_", " "), value, str(expected)[:64]))
+                raise DatastoreFormatError(
+                    "mixed builds",
+                    describe(where / self.name, what.replace("_", " "), value, str(expected)[:64]),
+                )
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ class Manifest:
         fields[_OWN_CHECKSUM] = blank
         text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
-        return text.replace(f'\n  "{_OWN_CHECKSUM}": "{blank}"', f'\n  "{_OWN_CHECKSUM}": "{digest}"')
+        return text.replace(
+            f'\n  "{_OWN_CHECKSUM}": "{blank}"', f'\n  "{_OWN_CHECKSUM}": "{digest}"'
+        )
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -131,9 +135,9 @@ class Manifest:
 
         Raises:
             DatastoreNotFoundError: no directory, no manifest in it, or a live datastore.
-            FormatVersionError: this release cannot read its version.
-            ManifestError: it is not JSON, or a field is absent or of the wrong type.
-            ChecksumError: it was changed since it was written.
+            DatastoreFormatError: this release cannot read its version.
+            DatastoreFormatError: it is not JSON, or a field is absent or of the wrong type.
+            DatastoreFormatError: it was changed since it was written.
         """
         return cls.parse(_content(directory), directory / FILE_NAME)
 
@@ -142,24 +146,35 @@ class Manifest:
         """Read a manifest from the content of its file; `where` names it in messages.
 
         Raises:
-            FormatVersionError, ManifestError, ChecksumError: as `read`.
+            DatastoreFormatError: as `read`.
         """
         if len(content) > MAX_SIZE:
-            raise ManifestError(describe(where, "size", f"more than {MAX_SIZE} bytes", f"at most {MAX_SIZE}"))
+            raise DatastoreFormatError(
+                "manifest",
+                describe(where, "size", f"more than {MAX_SIZE} bytes", f"at most {MAX_SIZE}"),
+            )
         try:
             fields = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise ManifestError(describe(where, "content", f"not JSON ({error})", "a JSON object")) from None
+            raise DatastoreFormatError(
+                "manifest", describe(where, "content", f"not JSON ({error})", "a JSON object")
+            ) from None
         found = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
         if found != _FORMAT:
-            raise ManifestError(describe(where, "format", reprlib.repr(found), repr(_FORMAT)))
+            raise DatastoreFormatError(
+                "manifest", describe(where, "format", reprlib.repr(found), repr(_FORMAT))
+            )
         version = fields.get("format_version")
         if version != FORMAT_VERSION:
-            raise FormatVersionError(describe(where, "format version", reprlib.repr(version), FORMAT_VERSION))
+            raise DatastoreFormatError(
+                "version", describe(where, "format version", reprlib.repr(version), FORMAT_VERSION)
+            )
         expected: str = _field(fields, _OWN_CHECKSUM, str, where)
         actual = hashlib.sha256(content.replace(expected.encode("ascii"), b"0" * 64)).hexdigest()
         if actual != expected:
-            raise ChecksumError(describe(where, "SHA-256 of the content", actual, expected))
+            raise DatastoreFormatError(
+                "checksum", describe(where, "SHA-256 of the content", actual, expected)
+            )
         return cls._from_fields(fields, where)
 
     @classmethod
@@ -171,10 +186,14 @@ class Manifest:
             shards=tuple(_shard(shard, where) for shard in _field(fields, "shards", list, where)),
             corpora=tuple(_field(fields, "corpora", list, where)),
             options=_field(fields, "options", dict, where),
-            tokenizer_sha256=_field(fields, "tokenizer_sha256", str, where) if has_tokenizer else None,
+            tokenizer_sha256=(
+                _field(fields, "tokenizer_sha256", str, where) if has_tokenizer else None
+            ),
         )
         if not manifest.shards:
-            raise ManifestError(describe(where, "number of shards", 0, "at least 1"))
+            raise DatastoreFormatError(
+                "manifest", describe(where, "number of shards", 0, "at least 1")
+            )
         return manifest
 
 
@@ -187,28 +206,44 @@ def _content(directory: Path) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         if (directory / DOCUMENTS_FILE_NAME).is_file():
             expected = (
-                "a frozen one; open it with LiveDatastore or serve --live, or freeze it with rest-store live export"
+                "a frozen one; open it with LiveDatastore or serve --live, or freeze it with"
+                " rest-store live export"
             )
-            raise DatastoreNotFoundError(describe(directory, "datastore", "a live one", expected)) from None
+            raise DatastoreNotFoundError(
+                describe(directory, "datastore", "a live one", expected)
+            ) from None
         if directory.is_file():
             found = "a file of one" if (directory.parent / FILE_NAME).is_file() else "a file"
-            raise DatastoreNotFoundError(describe(directory, "datastore", found, "its directory")) from None
+            raise DatastoreNotFoundError(
+                describe(directory, "datastore", found, "its directory")
+            ) from None
         what = "no manifest.json in it" if directory.is_dir() else "no such directory"
-        raise DatastoreNotFoundError(describe(directory, "datastore", f"absent ({what})", "a built one")) from None
+        raise DatastoreNotFoundError(
+            describe(directory, "datastore", f"absent ({what})", "a built one")
+        ) from None
     except OSError as error:
-        raise ManifestError(describe(where, "file", f"unreadable ({error.strerror})", "a readable file")) from None
+        raise DatastoreFormatError(
+            "manifest", describe(where, "file", f"unreadable ({error.strerror})", "a readable file")
+        ) from None
 
 
 def _shard(fields: object, where: object) -> ShardRecord:
     if not isinstance(fields, dict):
-        raise ManifestError(describe(where, "shard", type(fields).__name__, "an object"))
+        raise DatastoreFormatError(
+            "manifest", describe(where, "shard", type(fields).__name__, "an object")
+        )
     kinds = {"name": str, "tokens_sha256": str, "suffixes_sha256": str}
     record = ShardRecord(
-        **{what: _field(fields, what, kinds.get(what, int), where) for what in ShardRecord.__match_args__}
+        **{
+            what: _field(fields, what, kinds.get(what, int), where)
+            for what in ShardRecord.__match_args__
+        }
     )
     if _NAME.fullmatch(record.name) is None:
         expected = "a file name of letters, digits, '-', '_' and '.'"
-        raise ManifestError(describe(where, "shard name", reprlib.repr(record.name), expected))
+        raise DatastoreFormatError(
+            "manifest", describe(where, "shard name", reprlib.repr(record.name), expected)
+        )
     return record
 
 
@@ -216,5 +251,5 @@ def _field(fields: dict[str, Any], name: str, kind: type, where: object) -> Any:
     value = fields.get(name)
     if not isinstance(value, kind):
         found = "absent" if name not in fields else type(value).__name__
-        raise ManifestError(describe(where, name, found, kind.__name__))
+        raise DatastoreFormatError("manifest", describe(where, name, found, kind.__name__))
     return value

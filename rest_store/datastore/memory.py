@@ -6,7 +6,8 @@ from pathlib import Path
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the available memory in bytes: of the system, or what a control group leaves if that is less.
+    """Return the available memory in bytes: of the system, or what
+    a control group leaves if that is less.
 
     Args:
         root: directory that holds `proc` and `sys`.
@@ -24,12 +25,16 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _control_group_headrooms(root: Path) -> list[int]:
-    """Return the bytes left by the control group of this process and by each group above it (version 2)."""
+    """Return the bytes left by the control group of this process
+    and by each group above it (version 2).
+    """
     try:  # names may be any bytes
         text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
-    name = next((line.removeprefix("0::") for line in text.splitlines() if line.startswith("0::")), "")
+    name = next(
+        (line.removeprefix("0::") for line in text.splitlines() if line.startswith("0::")), ""
+    )
     parts = [part for part in name.split("/") if part not in ("", "..")]
     headrooms = []
     for depth in range(len(parts) + 1):

@@ -21,7 +21,9 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:
-    """Return names and values in two columns, wrapped at 80 columns between words; the values on safe lines.
+    """Return names and values in two columns, wrapped at 80 columns between words.
+
+    The values on safe lines.
 
     Args:
         rows: in order; one without a name goes on with the row before.

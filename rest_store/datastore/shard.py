@@ -1,6 +1,7 @@
 """One shard: a tokens file and its suffix array (FORMAT.md, sections 2-4 and 6).
 
-`TokensWriter` and `write_suffixes` write the two files; `Shard.open` maps them and validates their structure.
+`TokensWriter` and `write_suffixes` write the two files; `Shard.open` maps them and validates their
+structure.
 """
 
 from __future__ import annotations
@@ -25,18 +26,15 @@ from rest_store.datastore.header import (
     token_width,
 )
 from rest_store.datastore.mapped_file import MappedFile
-from rest_store.errors import (
-    MixedBuildError,
-    ShardHeaderError,
-    TokenRangeError,
-    describe,
-)
+from rest_store.errors import DatastoreFormatError, QueryError, describe
 
 Symbols = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class TokensWriter:
-    """Writes a tokens file document by document; the header comes last, so that an unfinished file is not valid.
+    """Writes a tokens file document by document.
+
+    The header comes last, so that an unfinished file is not valid.
 
     Args:
         path: file to create.
@@ -59,12 +57,14 @@ class TokensWriter:
         """Append one document, `ids` int[n] with n >= 1, and its separator.
 
         Raises:
-            TokenRangeError: an id is outside the vocabulary.
+            QueryError: an id is outside the vocabulary.
         """
         assert ids.size, "an empty document"
         if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary_size:
             found = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
-            raise TokenRangeError(describe(self.path, "token id", found, f"0..{self.vocabulary_size - 1}"))
+            raise QueryError(
+                describe(self.path, "token id", found, f"0..{self.vocabulary_size - 1}")
+            )
         for data in (encode_symbols(ids, self.vocabulary_size), self._separator):
             self._file.write(data)
             self._sha256.update(data)
@@ -73,7 +73,9 @@ class TokensWriter:
 
     def close(self) -> TokensHeader:
         """Write tail and header and flush the file to disk."""
-        header = TokensHeader(self.vocabulary_size, self.position_count, self.document_count, self._sha256.digest())
+        header = TokensHeader(
+            self.vocabulary_size, self.position_count, self.document_count, self._sha256.digest()
+        )
         with self._file:
             self._file.write(bytes(TAIL_SIZE))
             self._file.seek(0)
@@ -95,7 +97,9 @@ def encode_symbols(ids: npt.NDArray[np.integer[Any]], vocabulary_size: int) -> b
 
 
 def decode_symbols(raw: npt.NDArray[np.uint8], width: int) -> Symbols:
-    """Return the symbols in the bytes `raw` uint8[width * n] of a tokens file: uint16[n] or uint32[n]."""
+    """Return the symbols in the bytes `raw` uint8[width * n] of a
+    tokens file: uint16[n] or uint32[n].
+    """
     if width == 2:
         return raw.view(">u2").astype(np.uint16)
     wide = np.zeros((raw.size // 3, 4), dtype=np.uint8)
@@ -123,7 +127,9 @@ def write_suffixes(
     stored = keys.astype("<u8", copy=False)
     sha256 = hashlib.sha256(stored.data)
     sha256.update(entries[:-TAIL_SIZE].data)
-    header = SuffixesHeader(entry_bits(tokens.position_count), tokens.token_count, sha256.digest(), tokens.sha256)
+    header = SuffixesHeader(
+        entry_bits(tokens.position_count), tokens.token_count, sha256.digest(), tokens.sha256
+    )
     write_file(path, header.pack(), stored, entries, durable=durable)
     return header
 
@@ -146,10 +152,12 @@ class TokensFile(MappedFile):
     header: TokensHeader
 
     def require_end(self) -> None:
-        """Raise ShardHeaderError if the last symbol is not a separator."""
+        """Raise DatastoreFormatError if the last symbol is not a separator."""
         last = self.payload[-self.header.width :].tobytes()
         if last != b"\xff" * self.header.width:
-            raise ShardHeaderError(describe(self.path, "last symbol", last.hex(), "a separator"))
+            raise DatastoreFormatError(
+                "header", describe(self.path, "last symbol", last.hex(), "a separator")
+            )
 
     def symbols(self, start: int = 0, stop: int | None = None) -> Symbols:
         """Return symbols `start .. stop - 1` as uint16 or uint32 (a copy)."""
@@ -226,15 +234,23 @@ class Shard:
         where = suffixes.path
         if suffixes.header.tokens_sha256 != tokens.header.sha256:
             found, expected = suffixes.header.tokens_sha256.hex(), tokens.header.sha256.hex()
-            raise MixedBuildError(describe(where, "checksum of its tokens", found, expected))
+            raise DatastoreFormatError(
+                "mixed builds", describe(where, "checksum of its tokens", found, expected)
+            )
         bits = entry_bits(tokens.header.position_count)
         require(where, "entry bits", suffixes.header.bits, suffixes.header.bits == bits, bits)
         count = tokens.header.token_count
-        require(where, "entry count", suffixes.header.entry_count, suffixes.header.entry_count == count, count)
+        require(
+            where,
+            "entry count",
+            suffixes.header.entry_count,
+            suffixes.header.entry_count == count,
+            count,
+        )
         return cls(tokens, suffixes)
 
     def require_checksums(self) -> None:
-        """Raise ChecksumError unless the payloads are those of the headers."""
+        """Raise DatastoreFormatError unless the payloads are those of the headers."""
         self.tokens.require_checksum()
         self.suffixes.require_checksum()
 
@@ -254,12 +270,17 @@ class Shard:
         )
 
     def expect_scattered_reads(self) -> None:
-        """Advise the system not to read ahead, which would evict useful pages if the shard does not fit into memory."""
+        """Advise the system not to read ahead, which would evict useful
+        pages if the shard does not fit into memory.
+        """
         for file in (self.tokens, self.suffixes):
             file.mapping.expect_scattered_reads()
 
     def require_vocabulary(self, vocabulary_size: int) -> None:
-        """Raise MixedBuildError if the shard was not written for `vocabulary_size` ids."""
+        """Raise DatastoreFormatError if the shard was not written for `vocabulary_size` ids."""
         found = self.tokens.header.vocabulary_size
         if found != vocabulary_size:
-            raise MixedBuildError(describe(self.tokens.path, "vocabulary size", found, vocabulary_size))
+            raise DatastoreFormatError(
+                "mixed builds",
+                describe(self.tokens.path, "vocabulary size", found, vocabulary_size),
+            )

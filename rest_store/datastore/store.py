@@ -1,4 +1,6 @@
-"""What every datastore answers, frozen or live: the exact queries (REST, arXiv 2311.08252, sections 3.1 and 3.2)."""
+"""What every datastore answers, frozen or live: the exact queries
+(REST, arXiv 2311.08252, sections 3.1 and 3.2).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from rest_store.datastore.kernel import MAX_SEQUENCE, MAX_SUFFIX, native_kernel
 from rest_store.datastore.shard import ShardView
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import Contexts, IntSequence, limit, limits, tail, tails, too_many_tokens
+from rest_store.datastore.validation import (
+    Contexts,
+    IntSequence,
+    check_int,
+    check_tree_limits,
+    tail,
+    tails,
+    too_many_tokens,
+)
 from rest_store.errors import DatastoreClosedError, describe
 
 if TYPE_CHECKING:
@@ -53,7 +63,8 @@ class Store(ABC):
         tokenizer: identity of the tokenizer that its tokens are from.
         is_live: whether it grows while it is queried, with what a model writes.
 
-    A context manager, which `close` ends. A copy is the datastore itself. Thread-safe; queries release the GIL.
+    A context manager, which `close` ends. A copy is the datastore itself. Thread-safe; queries
+    release the GIL.
     """
 
     is_live: ClassVar[bool] = False
@@ -63,11 +74,17 @@ class Store(ABC):
     @property
     @abstractmethod
     def snapshot(self) -> Snapshot:
-        """The shards that queries read from now on; another object once they change, and after `close`."""
+        """The shards that queries read from now on.
+
+        Another object once they change, and after `close`.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Close the datastore; every later query raises DatastoreClosedError. May be called again."""
+        """Close the datastore; every later query raises DatastoreClosedError.
+
+        May be called again.
+        """
 
     def __enter__(self: Opened) -> Opened:
         return self
@@ -111,24 +128,30 @@ class Store(ABC):
             SuffixMatch(length, count): `length` in tokens, 0 if even the last token is absent.
 
         Raises:
-            QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary, or a limit is
-                out of range.
+            QueryError: `context` is not 1-D integers, is empty, or holds an id outside the
+                vocabulary, or a limit is out of range.
             DatastoreClosedError: after `close`.
             DatastoreUnavailableError: a page of the files could not be read.
 
         Thread-safe; releases the GIL.
         """
-        max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX)
+        max_suffix = check_int("max_suffix", max_suffix, MAX_SUFFIX)
         suffix = tail(context, max_suffix, self.vocabulary_size)
         return SuffixMatch(*self.kernel.longest_suffix_match(suffix))
 
     def draft(
-        self, context: IntSequence, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
+        self,
+        context: IntSequence,
+        *,
+        max_nodes: int = 64,
+        max_suffix: int = 16,
+        max_depth: int = 10,
     ) -> TokenTree:
-        """Return the most frequent continuations of the longest suffix match of `context` as a tree.
+        """Return the most frequent continuations of the longest
+        suffix match of `context` as a tree.
 
-        Counts are exact, over all matches. Nodes come by count, greatest first; of equal counts the one with fewer
-        tokens first, of those the lexicographically first (FORMAT.md, section 7).
+        Counts are exact, over all matches. Nodes come by count, greatest first; of equal counts the
+        one with fewer tokens first, of those the lexicographically first (FORMAT.md, section 7).
 
         Args:
             context: 1-D integers, oldest first; only the last `max_suffix` are read.
@@ -137,17 +160,18 @@ class Store(ABC):
             max_depth: longest continuation, in tokens, 1..32.
 
         Returns:
-            The draft tree with its suffix match; empty if nothing matches or no occurrence is continued.
+            The draft tree with its suffix match; empty if nothing matches or no occurrence is
+            continued.
 
         Raises:
-            QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary, or a limit is
-                out of range.
+            QueryError: `context` is not 1-D integers, is empty, or holds an id outside the
+                vocabulary, or a limit is out of range.
             DatastoreClosedError: after `close`.
             DatastoreUnavailableError: a page of the files could not be read.
 
         Thread-safe; releases the GIL.
         """
-        max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
+        max_nodes, max_suffix, max_depth = check_tree_limits(max_nodes, max_suffix, max_depth)
         suffix = tail(context, max_suffix, self.vocabulary_size)
         return TokenTree.from_packed(*self.kernel.draft(suffix, max_nodes, max_depth))
 
@@ -157,7 +181,8 @@ class Store(ABC):
         """Return what `draft` returns for each of `contexts`.
 
         Args:
-            contexts: a sequence of contexts, or an array or tensor int[B, N] with one context per row.
+            contexts: a sequence of contexts, or an array or tensor int[B, N] with one context per
+                row.
             max_nodes: as in `draft`.
             max_suffix: as in `draft`.
             max_depth: as in `draft`.
@@ -171,10 +196,13 @@ class Store(ABC):
 
         Thread-safe; releases the GIL.
         """
-        max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
+        max_nodes, max_suffix, max_depth = check_tree_limits(max_nodes, max_suffix, max_depth)
         suffixes = tails(contexts, max_suffix, self.vocabulary_size)
         kernel = self.kernel
-        return [TokenTree.from_packed(*kernel.draft(suffix, max_nodes, max_depth)) for suffix in suffixes]
+        return [
+            TokenTree.from_packed(*kernel.draft(suffix, max_nodes, max_depth))
+            for suffix in suffixes
+        ]
 
     def count(self, tokens: IntSequence) -> int:
         """Return how often the sequence `tokens` occurs within documents of this datastore.
@@ -183,7 +211,8 @@ class Store(ABC):
             tokens: 1-D integers, 1 to 96 of them: the longest suffix and the longest continuation.
 
         Raises:
-            QueryError: `tokens` is not 1-D integers, is empty or too long, or holds an id outside the vocabulary.
+            QueryError: `tokens` is not 1-D integers, is empty or too long, or holds an id outside
+                the vocabulary.
             DatastoreClosedError, DatastoreUnavailableError: as in `draft`.
 
         Thread-safe; releases the GIL.

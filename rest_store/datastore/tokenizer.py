@@ -1,8 +1,8 @@
 """The identity of a tokenizer, and the comparison of two.
 
-Token ids have a meaning only with their tokenizer, so a datastore records the identity of its tokenizer in the manifest
-(FORMAT.md, section 5) and refuses any other. The identity is computed from the serialization of Hugging Face
-`tokenizers` (`tokenizer.json`).
+Token ids have a meaning only with their tokenizer, so a datastore records the identity of its
+tokenizer in the manifest (FORMAT.md, section 5) and refuses any other. The identity is computed
+from the serialization of Hugging Face `tokenizers` (`tokenizer.json`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rest_store.errors import ManifestError, TokenizerLoadError, TokenizerMismatchError, describe
+from rest_store.errors import (
+    DatastoreFormatError,
+    TokenizerLoadError,
+    TokenizerMismatchError,
+    describe,
+)
 from rest_store.loading.tokenizer import load_tokenizer
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 _ADVICE = "build it again with the directory or the name that the model is loaded from"
-_NAMED_AT_MOST = 3  # added tokens named in a message; further ones are only counted
+_MAX_NAMED = 3  # added tokens named in a message; further ones are only counted
 
 
 @dataclass(frozen=True)
@@ -29,17 +34,22 @@ class TokenizerIdentity:
 
     Attributes:
         name: name or path that the user gave; not compared.
-        fingerprint: `"sha256:"` and 64 hexadecimal digits: a hash of what gives token ids their meaning.
+        fingerprint: `"sha256:"` and 64 hexadecimal digits: a hash of what gives token ids their
+            meaning.
         vocabulary_size: the greatest id + 1, over vocabulary and added tokens.
         special_tokens: ids of the control tokens, by their text.
         added_tokens: ids of all added tokens, control tokens or not, by their text.
-        encoding: a hash of the tokens of some texts (`sample_digest`), by which tokenizers differ that split texts
-            otherwise; None: not known, as of datastores that earlier releases built.
-        equivalents: fingerprints that it would have if the mark of a space were written by another of its parts.
-        parts: hashes of the parts of the tokenizer by their names; empty if it is known from a manifest alone.
+        encoding: a hash of the tokens of some texts (`sample_digest`), by which tokenizers differ
+            that split texts otherwise; None: not known, as of datastores that earlier releases
+            built.
+        equivalents: fingerprints that it would have if the mark of a space were written by another
+            of its parts.
+        parts: hashes of the parts of the tokenizer by their names; empty if it is known from a
+            manifest alone.
 
-    Equal are identities of which all is equal that the fingerprint, the size and the tokens say; `require_same`
-    compares `encoding`, too. Safe to share between threads; its dictionaries must not be modified.
+    Equal are identities of which all is equal that the fingerprint, the size and the tokens say;
+    `require_same` compares `encoding`, too. Safe to share between threads; its dictionaries must
+    not be modified.
     """
 
     name: str = field(compare=False)
@@ -48,15 +58,20 @@ class TokenizerIdentity:
     special_tokens: dict[str, int] = field(hash=False)
     added_tokens: dict[str, int] = field(hash=False)
     encoding: str | None = field(default=None, compare=False, kw_only=True)
-    equivalents: frozenset[str] = field(default=frozenset(), compare=False, repr=False, kw_only=True)
+    equivalents: frozenset[str] = field(
+        default=frozenset(), compare=False, repr=False, kw_only=True
+    )
     parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False, kw_only=True)
 
     @classmethod
-    def from_tokenizer_json(cls, tokenizer_json: str, name: str, encoding: str | None = None) -> TokenizerIdentity:
+    def from_tokenizer_json(
+        cls, tokenizer_json: str, name: str, encoding: str | None = None
+    ) -> TokenizerIdentity:
         """Compute the identity of a tokenizer.
 
         Args:
-            tokenizer_json: its serialization by `tokenizers` (BPE, WordPiece, Unigram or WordLevel).
+            tokenizer_json: its serialization by `tokenizers` (BPE, WordPiece, Unigram or
+                WordLevel).
             name: of the tokenizer in manifests and messages.
             encoding: see the attribute.
 
@@ -64,12 +79,17 @@ class TokenizerIdentity:
             TokenizerLoadError: it has no token.
         """
         fields = json.loads(tokenizer_json)
-        added = sorted((token["id"], token["content"], token["special"]) for token in fields.get("added_tokens", ()))
+        added = sorted(
+            (token["id"], token["content"], token["special"])
+            for token in fields.get("added_tokens", ())
+        )
         vocabulary, scores = _vocabulary(fields["model"]["vocab"])
         vocabulary |= {(id_, text) for id_, text, _ in added}
         if not vocabulary:
             raise TokenizerLoadError(describe(name, "vocabulary", "empty", "at least one token"))
-        meaning = _meaning(fields, sorted(vocabulary), scores, [(id_, text) for id_, text, _ in added])
+        meaning = _meaning(
+            fields, sorted(vocabulary), scores, [(id_, text) for id_, text, _ in added]
+        )
         return cls(
             name=name,
             fingerprint=_digest(meaning),
@@ -77,9 +97,12 @@ class TokenizerIdentity:
             special_tokens={text: id_ for id_, text, special in added if special},
             added_tokens={text: id_ for id_, text, _ in added},
             encoding=encoding,
-            equivalents=frozenset(_digest({**meaning, "normalizer": steps}) for steps in _equivalent_steps(fields)),
+            equivalents=frozenset(
+                _digest({**meaning, "normalizer": steps}) for steps in _equivalent_steps(fields)
+            ),
             parts={
-                name: _digest(part) for name, part in {**meaning, "pre-tokenizer": fields.get("pre_tokenizer")}.items()
+                name: _digest(part)
+                for name, part in {**meaning, "pre-tokenizer": fields.get("pre_tokenizer")}.items()
             },
         )
 
@@ -92,20 +115,38 @@ class TokenizerIdentity:
             where: the manifest's path, for messages.
 
         Raises:
-            ManifestError: a field is absent or of the wrong type.
+            DatastoreFormatError: a field is absent or of the wrong type.
         """
-        values: list[Any] = [fields.get(what) if isinstance(fields, Mapping) else None for what in cls.__match_args__]
+        values: list[Any] = [
+            fields.get(what) if isinstance(fields, Mapping) else None for what in cls.__match_args__
+        ]
         name, fingerprint, size, special, added = values
-        is_named = isinstance(name, str) and isinstance(fingerprint, str) and _FINGERPRINT.fullmatch(fingerprint)
+        is_named = (
+            isinstance(name, str)
+            and isinstance(fingerprint, str)
+            and _FINGERPRINT.fullmatch(fingerprint)
+        )
         is_size = _is_id(size, 1 << 32) and size > 0
         encoding = fields.get("encoding") if isinstance(fields, Mapping) else None
-        is_encoding = encoding is None or (isinstance(encoding, str) and _FINGERPRINT.fullmatch(encoding))
-        if not is_named or not is_size or not is_encoding or not _are_ids(special, size) or not _are_ids(added, size):
-            raise ManifestError(describe(where, "tokenizer", "malformed", "as in FORMAT.md, section 5"))
+        is_encoding = encoding is None or (
+            isinstance(encoding, str) and _FINGERPRINT.fullmatch(encoding)
+        )
+        if (
+            not is_named
+            or not is_size
+            or not is_encoding
+            or not _are_ids(special, size)
+            or not _are_ids(added, size)
+        ):
+            raise DatastoreFormatError(
+                "manifest", describe(where, "tokenizer", "malformed", "as in FORMAT.md, section 5")
+            )
         return cls(name, fingerprint, size, dict(special), dict(added), encoding=encoding)
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the `tokenizer` object of the manifest (FORMAT.md, section 5), ready for `json.dump`."""
+        """Return the `tokenizer` object of the manifest (FORMAT.md,
+        section 5), ready for `json.dump`.
+        """
         return {
             "name": self.name,
             "fingerprint": self.fingerprint,
@@ -123,8 +164,9 @@ class TokenizerIdentity:
             where: the datastore, for the message.
 
         Raises:
-            TokenizerMismatchError: they differ. The message names the first difference: vocabulary size, added tokens,
-                the rest (vocabulary, merges, normalizer), or how texts are split.
+            TokenizerMismatchError: they differ. The message names the first difference: vocabulary
+                size, added tokens, the rest (vocabulary, merges, normalizer), or how texts are
+                split.
         """
         what = f"tokenizer '{other.name}'"
         if self.vocabulary_size != other.vocabulary_size:
@@ -134,22 +176,37 @@ class TokenizerIdentity:
         missing = self.added_tokens.items() - other.added_tokens.items()
         extra = other.added_tokens.items() - self.added_tokens.items()
         if missing or extra:
-            parts = [f"{word} {_listed(tokens)}" for word, tokens in (("without", missing), ("with", extra)) if tokens]
+            parts = [
+                f"{word} {_listed(tokens)}"
+                for word, tokens in (("without", missing), ("with", extra))
+                if tokens
+            ]
             expected = f"the added tokens of '{self.name}'"
             raise TokenizerMismatchError(describe(where, what, " and ".join(parts), expected))
         is_equal = self.fingerprint == other.fingerprint
-        if not is_equal and other.fingerprint not in self.equivalents and self.fingerprint not in other.equivalents:
+        if (
+            not is_equal
+            and other.fingerprint not in self.equivalents
+            and self.fingerprint not in other.equivalents
+        ):
             differing = self._differing_parts(other, where) or "vocabulary, merges or normalizer"
             found = f"{other.fingerprint} ({differing} differ)"
             expected = f"{self.fingerprint} as of '{self.name}'; {_ADVICE}"
             raise TokenizerMismatchError(describe(where, what, found, expected))
         if None not in (self.encoding, other.encoding) and self.encoding != other.encoding:
             differing = self._differing_parts(other, where) or "normalizer or pre-tokenizer"
-            found = f"one that writes texts with other tokens of the same vocabulary ({differing} differ)"
-            raise TokenizerMismatchError(describe(where, what, found, f"the tokens of '{self.name}'; {_ADVICE}"))
+            found = (
+                f"one that writes texts with other tokens of the same vocabulary ({differing}"
+                " differ)"
+            )
+            raise TokenizerMismatchError(
+                describe(where, what, found, f"the tokens of '{self.name}'; {_ADVICE}")
+            )
 
     def _differing_parts(self, other: TokenizerIdentity, where: object) -> str:
-        """Return the names of the parts that differ, as far as the datastore at `where` has its tokenizer."""
+        """Return the names of the parts that differ, as far as the
+        datastore at `where` has its tokenizer.
+        """
         parts = self.parts
         if not parts and isinstance(where, Path):
             try:
@@ -165,9 +222,9 @@ def identity_of(tokenizer: object, name: str | None = None) -> TokenizerIdentity
     """Return the identity of a tokenizer.
 
     Args:
-        tokenizer: a `TokenizerIdentity`, an object with an attribute `identity` that is one, or whatever
-            `load_tokenizer` takes: a fast tokenizer of `transformers`, a `tokenizers.Tokenizer`, a path, or a name on
-            the Hugging Face hub.
+        tokenizer: a `TokenizerIdentity`, an object with an attribute `identity` that is one, or
+            whatever `load_tokenizer` takes: a fast tokenizer of `transformers`, a
+            `tokenizers.Tokenizer`, a path, or a name on the Hugging Face hub.
         name: of the tokenizer; by default its own.
 
     Returns:
@@ -189,18 +246,23 @@ def _meaning(
     scores: list[tuple[int, float]],
     added: list[tuple[int, str]],
 ) -> dict[str, Any]:
-    """Return what gives token ids their meaning: model type, vocabulary, merges, added tokens and normalizer.
+    """Return what gives token ids their meaning: model type,
+    vocabulary, merges, added tokens and normalizer.
 
-    Its hash does not depend on the order of keys, on merges being written as `"a b"` or as pairs, on added tokens being
-    listed in the vocabulary as well, on a normalizer being wrapped in a sequence of one, on the flags of added tokens,
-    or on padding, truncation, pre-tokenizer, post-processor and decoder.
+    Its hash does not depend on the order of keys, on merges being written as `"a b"` or as pairs,
+    on added tokens being listed in the vocabulary as well, on a normalizer being wrapped in a
+    sequence of one, on the flags of added tokens, or on padding, truncation, pre-tokenizer,
+    post-processor and decoder.
     """
     model = fields["model"]
     return {
         "model": model["type"],
         "vocabulary": vocabulary,
         "scores": scores,
-        "merges": [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges", ())],
+        "merges": [
+            merge.split(" ") if isinstance(merge, str) else merge
+            for merge in model.get("merges", ())
+        ],
         "added_tokens": added,
         "normalizer": list(_normalizer_steps(fields.get("normalizer"))) or None,
     }
@@ -212,14 +274,19 @@ def _digest(part: object) -> str:
 
 
 def _equivalent_steps(fields: Mapping[str, Any]) -> Iterator[list[object] | None]:
-    """Yield other normalizers with which a tokenizer of SentencePiece's kind marks spaces as it does.
+    """Yield other normalizers with which a tokenizer of
+    SentencePiece's kind marks spaces as it does.
 
-    Its file marks them in the normalizer. `transformers` 5 replaces that by a pre-tokenizer, `Metaspace`. Tokens differ
-    only where a text begins with a space, or behind a control token.
+    Its file marks them in the normalizer. `transformers` 5 replaces that by a pre-tokenizer,
+    `Metaspace`. Tokens differ only where a text begins with a space, or behind a control token.
     """
     steps = list(_normalizer_steps(fields.get("normalizer")))
     pre_tokenizer = fields.get("pre_tokenizer") or {}
-    if not steps and pre_tokenizer.get("type") == "Metaspace" and not pre_tokenizer.get("split", True):
+    if (
+        not steps
+        and pre_tokenizer.get("type") == "Metaspace"
+        and not pre_tokenizer.get("split", True)
+    ):
         mark = pre_tokenizer["replacement"]
         if pre_tokenizer.get("prepend_scheme", "always") != "never":
             yield _marking_steps(mark)
@@ -236,7 +303,9 @@ def _marking_steps(mark: str) -> list[Any]:
 def _vocabulary(
     vocabulary: Mapping[str, int] | list[list[Any]],
 ) -> tuple[set[tuple[int, str]], list[tuple[int, float]]]:
-    """Return (id, text) of each token, and (id, score) for Unigram, whose ids are indices of its list."""
+    """Return (id, text) of each token, and (id, score) for Unigram,
+    whose ids are indices of its list.
+    """
     if isinstance(vocabulary, Mapping):
         return {(id_, text) for text, id_ in vocabulary.items()}, []
     entries = {(id_, text) for id_, (text, _) in enumerate(vocabulary)}
@@ -265,6 +334,6 @@ def _is_id(value: object, size: int) -> bool:
 
 def _listed(tokens: Iterable[tuple[str, int]]) -> str:
     by_id = sorted((id_, text) for text, id_ in tokens)
-    named = ", ".join(f"{text!r} (id {id_})" for id_, text in by_id[:_NAMED_AT_MOST])
-    further = len(by_id) - _NAMED_AT_MOST
+    named = ", ".join(f"{text!r} (id {id_})" for id_, text in by_id[:_MAX_NAMED])
+    further = len(by_id) - _MAX_NAMED
     return f"added tokens {named}" + (f" and {further} more" if further > 0 else "")

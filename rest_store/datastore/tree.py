@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.render import counted
-from rest_store.errors import TreeError, describe
+from rest_store.errors import ArgumentError, describe
 
 _NODE_SIZE = 20  # bytes of a node when packed
 _Integer = TypeVar("_Integer", bound=np.signedinteger[Any])
@@ -37,16 +37,19 @@ class TokenTree:
         parents: int[N], the index of each node's parent; -1 for a child of the context.
         counts: int[N], occurrences of the match followed by the path to the node.
         match: the suffix match that the tree continues.
-        scores: float[N], the estimated acceptance probability of each node; None if there is no estimate.
-        origins: uint8[N], bit i set if source i of a draft session proposed the node; None outside of sessions.
+        scores: float[N], the estimated acceptance probability of each node; None if there is no
+            estimate.
+        origins: uint8[N], bit i set if source i of a draft session proposed the node; None outside
+            of sessions.
 
     Attributes:
-        packed: counts int64[N], tokens int32[N], parents int32[N] and depths int32[N], one after the other.
+        packed: counts int64[N], tokens int32[N], parents int32[N] and depths int32[N], one after
+            the other.
         match: as given.
 
     Raises:
-        TreeError: not 1-D numbers, arrays of unequal length, a parent that does not come before its child, or an origin
-            outside 0..255.
+        ArgumentError: not 1-D numbers, arrays of unequal length, a parent that does not come before
+            its child, or an origin outside 0..255.
     """
 
     __slots__ = ("_origins", "_scores", "match", "packed")
@@ -71,23 +74,41 @@ class TokenTree:
         ]
         sizes = (columns[1].size, columns[2].size, columns[0].size)
         if len(set(sizes)) > 1:
-            raise TreeError(describe("draft tree", "length of tokens, parents and counts", sizes, "one and the same"))
+            raise ArgumentError(
+                describe(
+                    "draft tree", "length of tokens, parents and counts", sizes, "one and the same"
+                )
+            )
         depths: list[int] = []
         for node, parent in enumerate(columns[2].tolist()):
             if not -1 <= parent < node:
-                raise TreeError(describe("draft tree", f"parent of node {node}", parent, f"-1..{node - 1}"))
+                raise ArgumentError(
+                    describe("draft tree", f"parent of node {node}", parent, f"-1..{node - 1}")
+                )
             depths.append(1 if parent < 0 else depths[parent] + 1)
         self.match = match
-        self.packed = b"".join(column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32)))
-        self._scores = None if scores is None else _numbers("scores", scores).astype(np.float32).tobytes()
-        self._origins = None if origins is None else _integers("origins", origins, np.uint8).tobytes()
+        self.packed = b"".join(
+            column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32))
+        )
+        self._scores = (
+            None if scores is None else _numbers("scores", scores).astype(np.float32).tobytes()
+        )
+        self._origins = (
+            None if origins is None else _integers("origins", origins, np.uint8).tobytes()
+        )
         for what, column, width in (("scores", self._scores, 4), ("origins", self._origins, 1)):
             if column is not None and len(column) != width * sizes[0]:
-                raise TreeError(describe("draft tree", f"length of {what}", len(column) // width, sizes[0]))
+                raise ArgumentError(
+                    describe("draft tree", f"length of {what}", len(column) // width, sizes[0])
+                )
 
     @classmethod
     def from_packed(
-        cls, packed: bytes, match: tuple[int, int], scores: bytes | None = None, origins: bytes | None = None
+        cls,
+        packed: bytes,
+        match: tuple[int, int],
+        scores: bytes | None = None,
+        origins: bytes | None = None,
     ) -> TokenTree:
         """Make a tree of its packed bytes, unchecked.
 
@@ -132,12 +153,18 @@ class TokenTree:
 
     @property
     def scores(self) -> npt.NDArray[np.float32] | None:
-        """Estimated acceptance probability of each node, float32[N]; None for the trees of a datastore."""
+        """Estimated acceptance probability of each node, float32[N].
+
+        None for the trees of a datastore.
+        """
         return None if self._scores is None else np.frombuffer(self._scores, np.float32)
 
     @property
     def origins(self) -> npt.NDArray[np.uint8] | None:
-        """The sources of the session that proposed each node, one bit each, uint8[N]; None for a datastore's trees."""
+        """The sources of the session that proposed each node, one bit each, uint8[N].
+
+        None for a datastore's trees.
+        """
         return None if self._origins is None else np.frombuffer(self._origins, np.uint8)
 
     def mask(self) -> npt.NDArray[np.bool_]:
@@ -185,24 +212,31 @@ class TokenTree:
         return f"TokenTree({counted(len(self), 'node')}, depth {depth}, match={tuple(self.match)})"
 
 
-def _numbers(what: str, values: object, kinds: str = "iuf", expected: str = "1-D numbers") -> npt.NDArray[Any]:
-    """Return `values` as a 1-D array of a type whose kind is one of `kinds`; raise TreeError unless they are."""
+def _numbers(
+    what: str, values: object, kinds: str = "iuf", expected: str = "1-D numbers"
+) -> npt.NDArray[Any]:
+    """Return `values` as a 1-D array of a type whose kind is one of `kinds`.
+
+    Raise ArgumentError unless they are.
+    """
     try:
         array: npt.NDArray[Any] = np.asarray(values)
     except (TypeError, ValueError):  # ragged
         array = np.empty((), dtype=object)
     if array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
-        raise TreeError(describe("draft tree", what, f"{array.ndim}-D {array.dtype}", expected))
+        raise ArgumentError(describe("draft tree", what, f"{array.ndim}-D {array.dtype}", expected))
     return array
 
 
 def _integers(
     what: str, values: Sequence[int] | npt.NDArray[np.integer[Any]], dtype: type[np.integer[Any]]
 ) -> npt.NDArray[np.integer[Any]]:
-    """Return `values` as 1-D integers of type `dtype`; raise TreeError unless they are."""
+    """Return `values` as 1-D integers of type `dtype`; raise ArgumentError unless they are."""
     array = _numbers(what, values, "iu", "1-D integers")
     limits = np.iinfo(dtype)
     if array.size and not limits.min <= int(array.min()) <= int(array.max()) <= limits.max:
         found = int(array.min()) if int(array.min()) < limits.min else int(array.max())
-        raise TreeError(describe("draft tree", f"one of {what}", found, f"{limits.min}..{limits.max}"))
+        raise ArgumentError(
+            describe("draft tree", f"one of {what}", found, f"{limits.min}..{limits.max}")
+        )
     return array.astype(dtype)

@@ -14,21 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SEQUENCE, MAX_SUFFIX
-from rest_store.errors import (
-    ContextTypeError,
-    DocumentError,
-    EmptyContextError,
-    LimitError,
-    QueryError,
-    TokenRangeError,
-    describe,
-)
+from rest_store.errors import ArgumentError, ContextTypeError, DocumentError, QueryError, describe
 
-_LONGEST_ID = 256  # characters
-_MOST_EPOCH = 2**62
+_MAX_ID_LENGTH = 256  # characters
+_MAX_EPOCH = 2**62
 
 IntSequence: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
-Contexts: TypeAlias = Sequence[IntSequence] | npt.NDArray[np.integer[Any]]  # an array is 2-D, one context per row
+Contexts: TypeAlias = (
+    Sequence[IntSequence] | npt.NDArray[np.integer[Any]]
+)  # an array is 2-D, one context per row
 
 
 def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "context") -> list[int]:
@@ -41,7 +35,8 @@ def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "con
         what: how messages name the context.
 
     Raises:
-        QueryError: `context` is not 1-D integers or is empty, or one of these tokens is outside the vocabulary.
+        QueryError: `context` is not 1-D integers or is empty, or one of these tokens is outside the
+            vocabulary.
     """
     try:
         if isinstance(context, list | tuple):
@@ -57,8 +52,14 @@ def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "con
 
 
 def tails(contexts: Contexts, size: int, vocabulary_size: int) -> list[list[int]]:
-    """Return what `tail` returns for each of `contexts`; messages name the index of a faulty one."""
-    return [tail(context, size, vocabulary_size, f"context {index}") for index, context in enumerate(batch(contexts))]
+    """Return what `tail` returns for each of `contexts`.
+
+    Messages name the index of a faulty one.
+    """
+    return [
+        tail(context, size, vocabulary_size, f"context {index}")
+        for index, context in enumerate(batch(contexts))
+    ]
 
 
 def batch(contexts: Contexts) -> list[IntSequence]:
@@ -70,19 +71,27 @@ def batch(contexts: Contexts) -> list[IntSequence]:
         raise ContextTypeError(describe("query", "contexts", found, expected)) from None
 
 
-def limit(name: str, value: Any, greatest: int, *, least: int = 1, where: str = "query") -> int:
-    """Return the limit `value` as an int; raise LimitError unless it is one of least .. greatest."""
+def check_int(
+    name: str, value: Any, maximum: int, *, minimum: int = 1, where: str = "query"
+) -> int:
+    """Return the limit `value` as an int; raise ArgumentError unless it is one of minimum ..
+
+    maximum.
+    """
     try:
         number = operator.index(value)
     except TypeError:
-        number = least - 1
-    if not least <= number <= greatest:
-        raise LimitError(describe(where, name, repr(value), f"{least}..{greatest}"))
+        number = minimum - 1
+    if not minimum <= number <= maximum:
+        raise ArgumentError(describe(where, name, repr(value), f"{minimum}..{maximum}"))
     return number
 
 
 def real(value: object) -> float:
-    """Return `value` as a float; NaN, which lies in no range, unless it is a real number that a float can hold."""
+    """Return `value` as a float.
+
+    NaN, which lies in no range, unless it is a real number that a float can hold.
+    """
     if not isinstance(value, Real) or isinstance(value, bool):
         return math.nan
     try:
@@ -91,12 +100,15 @@ def real(value: object) -> float:
         return math.nan
 
 
-def limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, int]:
-    """Return the three limits of a draft as int; raise LimitError for one that is out of range."""
+def check_tree_limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, int]:
+    """Return the three limits of a draft as int.
+
+    Raise ArgumentError for one that is out of range.
+    """
     return (
-        limit("max_nodes", max_nodes, MAX_NODES),
-        limit("max_suffix", max_suffix, MAX_SUFFIX),
-        limit("max_depth", max_depth, MAX_DEPTH),
+        check_int("max_nodes", max_nodes, MAX_NODES),
+        check_int("max_suffix", max_suffix, MAX_SUFFIX),
+        check_int("max_depth", max_depth, MAX_DEPTH),
     )
 
 
@@ -113,7 +125,7 @@ def document_tokens(
 
     Raises:
         DocumentError: no tokens, or something else.
-        TokenRangeError: a token is outside the vocabulary.
+        QueryError: a token is outside the vocabulary.
     """
     what = f"document {index}"
     try:
@@ -127,7 +139,9 @@ def document_tokens(
         raise DocumentError(describe("add", what, found, expected))
     for extreme in (int(array.min()), int(array.max())):
         if not 0 <= extreme < vocabulary_size:
-            raise TokenRangeError(describe("add", f"token id in {what}", extreme, f"0..{vocabulary_size - 1}"))
+            raise QueryError(
+                describe("add", f"token id in {what}", extreme, f"0..{vocabulary_size - 1}")
+            )
     return array
 
 
@@ -137,12 +151,18 @@ def new_ids(documents: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
     Raises:
         DocumentError: `documents` is no sequence, or `ids` are not one for each, or invalid.
     """
-    is_sequence = isinstance(documents, Sequence | np.ndarray) and not isinstance(documents, str | bytes)
+    is_sequence = isinstance(documents, Sequence | np.ndarray) and not isinstance(
+        documents, str | bytes
+    )
     if not is_sequence or getattr(documents, "ndim", 1) == 0:
-        raise DocumentError(describe("add", "documents", f"a {type(documents).__name__}", "a sequence of documents"))
+        raise DocumentError(
+            describe("add", "documents", f"a {type(documents).__name__}", "a sequence of documents")
+        )
     names = [uuid4().hex for _ in documents] if ids is None else document_ids("add", ids)
     if len(names) != len(documents):
-        raise DocumentError(describe("add", "number of ids", len(names), f"{len(documents)}, one for each document"))
+        raise DocumentError(
+            describe("add", "number of ids", len(names), f"{len(documents)}, one for each document")
+        )
     return names
 
 
@@ -151,22 +171,25 @@ def document_ids(where: str, ids: Sequence[str], what: str = "an id") -> list[st
     if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
         raise DocumentError(describe(where, "ids", f"a {type(ids).__name__}", "a sequence of ids"))
     for id in ids:
-        if not isinstance(id, str) or not 0 < len(id) <= _LONGEST_ID or not _is_text(id):
-            expected = f"1..{_LONGEST_ID} Unicode characters, none of them NUL"
+        if not isinstance(id, str) or not 0 < len(id) <= _MAX_ID_LENGTH or not _is_text(id):
+            expected = f"1..{_MAX_ID_LENGTH} Unicode characters, none of them NUL"
             raise DocumentError(describe(where, what, reprlib.repr(id), expected))
     return list(ids)
 
 
 def label(where: str, what: str, value: str) -> str:
-    """Return a namespace or a group, which may be empty; raise DocumentError unless it is a text like an id."""
+    """Return a namespace or a group, which may be empty.
+
+    Raise DocumentError unless it is a text like an id.
+    """
     if value != "":
         document_ids(where, [value], what)
     return value
 
 
 def epoch_number(epoch: int) -> int:
-    """Return the epoch of documents to be added; raise LimitError unless it may be one."""
-    return limit("epoch", epoch, _MOST_EPOCH, least=0, where="add")
+    """Return the epoch of documents to be added; raise ArgumentError unless it may be one."""
+    return check_int("epoch", epoch, _MAX_EPOCH, minimum=0, where="add")
 
 
 def _is_text(id: str) -> bool:
@@ -176,9 +199,9 @@ def _is_text(id: str) -> bool:
         return False
 
 
-def too_many_tokens(size: int) -> LimitError:
+def too_many_tokens(size: int) -> ArgumentError:
     """Return the error for a sequence to count that is longer than 96 tokens."""
-    return LimitError(describe("query", "number of tokens", size, f"1..{MAX_SEQUENCE}"))
+    return ArgumentError(describe("query", "number of tokens", size, f"1..{MAX_SEQUENCE}"))
 
 
 def _fault(context: object, size: int, vocabulary_size: int, what: str) -> QueryError:
@@ -189,9 +212,13 @@ def _fault(context: object, size: int, vocabulary_size: int, what: str) -> Query
         array = np.empty((), dtype=object)
     tokens = array[-size:].tolist() if array.ndim == 1 else []
     if array.ndim == 1 and not tokens:
-        return EmptyContextError(describe("query", what, "empty", "at least one token"))
+        return QueryError(describe("query", what, "empty", "at least one token"))
     for token in tokens:
         if isinstance(token, int) and not 0 <= token < vocabulary_size:
-            return TokenRangeError(describe("query", f"token id in {what}", token, f"0..{vocabulary_size - 1}"))
-    found = f"{array.ndim}-D {array.dtype}" if array.dtype != object else f"a {type(context).__name__}"
+            return QueryError(
+                describe("query", f"token id in {what}", token, f"0..{vocabulary_size - 1}")
+            )
+    found = (
+        f"{array.ndim}-D {array.dtype}" if array.dtype != object else f"a {type(context).__name__}"
+    )
     return ContextTypeError(describe("query", what, found, "1-D integers"))

@@ -1,1 +1,3 @@
-"""The drafting side of one generation: a session, its sources, and the calibration that scores candidates."""
+"""The drafting side of one generation: a session, its sources, and
+the calibration that scores candidates.
+"""

@@ -9,10 +9,10 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
-from rest_store.drafting.limits import DraftLimits, TopK, tokens_of, top_k_of
+from rest_store.drafting.draft_options import DraftOptions, TopK, parse_tokens, parse_top_k
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.session_sources import draft_step
-from rest_store.errors import BatchError, ContextTypeError, EmptyContextError, describe
+from rest_store.errors import ArgumentError, ContextTypeError, QueryError, describe
 
 
 def draft_all(
@@ -25,29 +25,33 @@ def draft_all(
 ) -> list[TokenTree]:
     """Return the next draft of each session: what its `draft` alone would return.
 
-    Services are asked for all sessions first. One call of the kernel, without the GIL, drafts for the sessions in this
-    process meanwhile: four to eight together, on as many cores as that needs; with costs one after the other.
+    Services are asked for all sessions first. One call of the kernel, without the GIL, drafts for
+    the sessions in this process meanwhile: four to eight together, on as many cores as that needs;
+    with costs one after the other.
 
     Args:
-        sessions: different ones. They may share sources and a calibration, which learns in `accept_all` only.
+        sessions: different ones. They may share sources and a calibration, which learns in
+            `accept_all` only.
         max_nodes: most draft tokens of each, or one number for each session, 0..1024.
         costs: as in `DraftSession.draft`.
         shape: as in `DraftSession.draft`.
         services: the same.
 
     Raises:
-        BatchError: a session is given twice, something is no session, or there are not as many numbers as sessions.
-        LimitError: as in `DraftSession.draft`.
+        ArgumentError: a session is given twice, something is no session, or there are not as many
+            numbers as sessions.
+        ArgumentError: as in `DraftSession.draft`.
         SessionClosedError: a session is closed.
 
-    If this raises, no session was asked. Interrupts pass through as in `DraftSession.draft`, for all sessions.
+    If this raises, no session was asked. Interrupts pass through as in `DraftSession.draft`, for
+    all sessions.
     """
     _require_sessions("draft_all", sessions)
     numbers = max_nodes if isinstance(max_nodes, Sequence) else [max_nodes] * len(sessions)
     if len(numbers) != len(sessions):
         expected = f"{len(sessions)}, one for each session"
-        raise BatchError(describe("draft_all", "number of max_nodes", len(numbers), expected))
-    limits = [DraftLimits.of(most, costs, shape) for most in numbers]
+        raise ArgumentError(describe("draft_all", "number of max_nodes", len(numbers), expected))
+    limits = [DraftOptions.from_arguments(most, costs, shape) for most in numbers]
     trees = draft_step([session.sources for session in sessions], limits, services=services)
     for session in sessions:
         session.statistics.add_step(session.sources.drops)
@@ -70,23 +74,31 @@ def accept_all(
         node_top_k: the same.
 
     Raises:
-        BatchError: a session is given twice, something is no session, or there are not as many `tokens` or top-k.
-        ContextTypeError, EmptyContextError, TokenRangeError: one of `tokens`, or a top-k, is not as above.
+        ArgumentError: a session is given twice, something is no session, or there are not as many
+            `tokens` or top-k.
+        ContextTypeError, QueryError: one of `tokens`, or a top-k, is not as above.
         SessionClosedError: a session is closed.
 
-    If this raises, nothing was appended. What a shared calibration learns does not depend on threads: it learns from
-    the sessions in their order.
+    If this raises, nothing was appended. What a shared calibration learns does not depend on
+    threads: it learns from the sessions in their order.
     """
     _require_sessions("accept_all", sessions)
     if len(tokens) != len(sessions):
         expected = f"{len(sessions)}, one for each session"
-        raise BatchError(describe("accept_all", "number of tokens", len(tokens), expected))
-    arrays = [tokens_of("tokens", values) for values in tokens]
+        raise ArgumentError(describe("accept_all", "number of tokens", len(tokens), expected))
+    arrays = [parse_tokens("tokens", values) for values in tokens]
     if not all(array.size for array in arrays):
-        raise EmptyContextError(describe("accept_all", "tokens of a session", "empty", "at least one token"))
-    of_text, of_nodes = _rows("top_k", top_k, len(sessions)), _rows("node_top_k", node_top_k, len(sessions))
+        raise QueryError(
+            describe("accept_all", "tokens of a session", "empty", "at least one token")
+        )
+    of_text, of_nodes = (
+        _rows("top_k", top_k, len(sessions)),
+        _rows("node_top_k", node_top_k, len(sessions)),
+    )
     natives = [session.sources.native for session in sessions]
-    of_kernel = [session.sources.rows_here(rows) for session, rows in zip(sessions, of_nodes, strict=True)]
+    of_kernel = [
+        session.sources.rows_here(rows) for session, rows in zip(sessions, of_nodes, strict=True)
+    ]
     try:
         native_kernel().accept_all(natives, arrays, of_text, of_kernel)
     except ValueError as error:
@@ -100,14 +112,20 @@ def _rows(what: str, top_k: Sequence[npt.ArrayLike | None] | None, count: int) -
     if top_k is None:
         return [None] * count
     if len(top_k) != count:
-        raise BatchError(describe("accept_all", f"number of {what}", len(top_k), f"{count}, one for each session"))
-    return [top_k_of(what, values) for values in top_k]
+        raise ArgumentError(
+            describe(
+                "accept_all", f"number of {what}", len(top_k), f"{count}, one for each session"
+            )
+        )
+    return [parse_top_k(what, values) for values in top_k]
 
 
 def _require_sessions(where: str, sessions: Sequence[DraftSession]) -> None:
     for session in sessions:
         if not isinstance(session, DraftSession):
-            raise BatchError(describe(where, "session", f"a {type(session).__name__}", "a DraftSession"))
+            raise ArgumentError(
+                describe(where, "session", f"a {type(session).__name__}", "a DraftSession")
+            )
         session.sources.require_open(where)
     if len({id(session) for session in sessions}) < len(sessions):
-        raise BatchError(describe(where, "session", "given twice", "different sessions"))
+        raise ArgumentError(describe(where, "session", "given twice", "different sessions"))

@@ -1,4 +1,6 @@
-"""Calibrations: gradient-boosted trees and online weights that turn evidence into acceptance probabilities."""
+"""Calibrations: gradient-boosted trees and online weights that turn
+evidence into acceptance probabilities.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import native_kernel
-from rest_store.errors import CalibrationError, describe
+from rest_store.errors import DataFileError, describe
 
 if TYPE_CHECKING:
     from rest_store._kernel import NativeCalibration
@@ -29,20 +31,21 @@ _VERSION = 1  # of files, and of the features that the trees read
 
 
 class Calibration:
-    """Gradient-boosted trees over the features of a candidate, and a few weights that go on learning while in use.
+    """Gradient-boosted trees over the features of a candidate, and a
+    few weights that go on learning while in use.
 
     Sessions that share a calibration learn together. Thread-safe.
 
     Args:
         gbdt: the trees, as `fit` returns them.
-        weights: float[5], learnt online: a bias, and one weight each for candidates of prompt lookup, recycled logits,
-            datastores, and of several sources.
+        weights: float[5], learnt online: a bias, and one weight each for candidates of prompt
+            lookup, recycled logits, datastores, and of several sources.
         provenance: the data that it was fitted to, as JSON can hold it; kept in the file.
-        live_gbdt: the trees of steps in which a live datastore takes part, fitted with one among the sources; empty:
-            there are none, and a live datastore counts as any other.
+        live_gbdt: the trees of steps in which a live datastore takes part, fitted with one among
+            the sources; empty: there are none, and a live datastore counts as any other.
 
     Raises:
-        CalibrationError: `gbdt` or `live_gbdt` is not what `fit` returns, or a number is not finite.
+        DataFileError: `gbdt` or `live_gbdt` is not what `fit` returns, or a number is not finite.
         NativeKernelError: the kernel was not compiled.
     """
 
@@ -57,18 +60,25 @@ class Calibration:
             self.native: NativeCalibration = native_kernel().NativeCalibration(gbdt, live_gbdt)
         except (TypeError, ValueError) as error:
             fault = _fault(error, "malformed")
-            raise CalibrationError(describe("calibration", "gbdt", fault, "what Calibration.fit returns")) from error
+            raise DataFileError(
+                describe("calibration", "gbdt", fault, "what Calibration.fit returns")
+            ) from error
         try:
             if weights is not None:
                 self.native.weights = weights
         except (TypeError, ValueError) as error:
             fault = _fault(error, f"a {type(weights).__name__}")
-            raise CalibrationError(describe("calibration", "weights", fault, "five finite numbers")) from error
+            raise DataFileError(
+                describe("calibration", "weights", fault, "five finite numbers")
+            ) from error
         self.provenance = dict(provenance or {})
 
     @classmethod
     def default(cls) -> Calibration:
-        """Return a new copy of the package's calibration; `provenance` says to which data it was fitted."""
+        """Return a new copy of the package's calibration.
+
+        `provenance` says to which data it was fitted.
+        """
         default = _default()
         calibration = cls.__new__(cls)
         calibration.native = type(default.native)(default.native)  # shares the trees
@@ -80,22 +90,26 @@ class Calibration:
         """Read a calibration that `save` wrote, including what it had learnt online.
 
         Raises:
-            CalibrationError: the file cannot be read, is damaged, or was written by another release.
+            DataFileError: the file cannot be read, is damaged, or was written by another release.
         """
         try:
             content = Path(path).read_bytes()
         except OSError as error:
-            raise CalibrationError(describe(path, "calibration", f"unreadable ({error.strerror})", "a file")) from error
+            raise DataFileError(
+                describe(path, "calibration", f"unreadable ({error.strerror})", "a file")
+            ) from error
         return cls(*_arguments(content, path))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Calibration, (self.native.gbdt, self.weights, self.provenance, self.native.live_gbdt)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write this calibration with what it has learnt; `path` holds the old file or the whole new one.
+        """Write this calibration with what it has learnt.
+
+        `path` holds the old file or the whole new one.
 
         Raises:
-            CalibrationError: the file cannot be written.
+            DataFileError: the file cannot be written.
         """
         head = {
             "version": _VERSION,
@@ -104,15 +118,20 @@ class Calibration:
             "live_size": len(self.native.live_gbdt),
         }
         trees = zlib.compress(self.native.gbdt + self.native.live_gbdt, 6)
-        # Unique, since threads may write at the same time; without the name of `path`, which may be as long as can be.
+        # Unique, since threads may write at the same time; without the name of `path`, which may be
+        # as long as can be.
         target = Path(path)
         temporary = target.parent / f".{uuid4().hex}.tmp"
         try:
-            temporary.write_bytes(_FIRST_LINE + json.dumps(head, sort_keys=True).encode() + b"\n" + trees)
+            temporary.write_bytes(
+                _FIRST_LINE + json.dumps(head, sort_keys=True).encode() + b"\n" + trees
+            )
             temporary.replace(target)
         except OSError as error:
-            raise CalibrationError(
-                describe(target, "calibration", f"not written ({error.strerror})", "a writable path")
+            raise DataFileError(
+                describe(
+                    target, "calibration", f"not written ({error.strerror})", "a writable path"
+                )
             ) from error
         finally:
             temporary.unlink(missing_ok=True)
@@ -139,15 +158,17 @@ class Calibration:
         Args:
             features: float32[rows, F], as sessions record them.
             labels: uint8[rows], 1 where the target model produced the candidate.
-            ends: uint32[positions], where the rows of each position end; at most one row of a position is right.
+            ends: uint32[positions], where the rows of each position end; at most one row of a
+                position is right.
             trees: number of trees.
             rate: learning rate.
             row_share: share of the positions that each tree is fitted to.
             provenance: kept with the calibration.
 
         Raises:
-            CalibrationError: the arrays do not belong together (`ends` that do not ascend, several right rows of one
-                position, features that are not finite), or an option is out of range.
+            DataFileError: the arrays do not belong together (`ends` that do not ascend, several
+                right rows of one position, features that are not finite), or an option is out of
+                range.
         """
         kernel = native_kernel()
         try:
@@ -161,12 +182,20 @@ class Calibration:
             )
         except (TypeError, ValueError, OverflowError) as error:
             fault = _fault(error, "of other shapes or types")
-            expected = f"finite float32[rows, {kernel.FEATURES}], uint8[rows] of 0 and 1, and ascending uint32[n]"
-            raise CalibrationError(describe("fit", "features, labels and ends", fault, expected)) from error
+            expected = (
+                f"finite float32[rows, {kernel.FEATURES}], uint8[rows] of 0 and 1, and ascending"
+                " uint32[n]"
+            )
+            raise DataFileError(
+                describe("fit", "features, labels and ends", fault, expected)
+            ) from error
         return cls(gbdt, provenance=provenance)
 
     def __repr__(self) -> str:
-        return f"Calibration(weights={[round(weight, 3) for weight in self.weights]}, provenance={self.provenance})"
+        return (
+            f"Calibration(weights={[round(weight, 3) for weight in self.weights]},"
+            f" provenance={self.provenance})"
+        )
 
 
 @functools.cache
@@ -177,25 +206,32 @@ def _default() -> Calibration:
 
 
 def _arguments(content: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any], bytes]:
-    """Return what a file holds as `Calibration` takes it; raise CalibrationError if that is malformed."""
+    """Return what a file holds as `Calibration` takes it.
+
+    Raise DataFileError if that is malformed.
+    """
     if not content.startswith(_FIRST_LINE):
-        raise CalibrationError(describe(where, "content", "something else", "a calibration"))
+        raise DataFileError(describe(where, "content", "something else", "a calibration"))
     head, _, packed = content[len(_FIRST_LINE) :].partition(b"\n")
     try:
         fields = json.loads(head)
         version, weights, provenance, live_size = (fields[name] for name in _FIELDS)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CalibrationError(describe(where, "header", "damaged", "one line of JSON")) from error
+        raise DataFileError(describe(where, "header", "damaged", "one line of JSON")) from error
     if version != _VERSION:
-        raise CalibrationError(describe(where, "version", version, _VERSION))
+        raise DataFileError(describe(where, "version", version, _VERSION))
     try:
         trees = zlib.decompress(packed)
     except zlib.error as error:
-        raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
+        raise DataFileError(
+            describe(where, "trees", f"damaged ({error})", "compressed by zlib")
+        ) from error
     if not isinstance(live_size, int) or not 0 <= live_size < len(trees):
-        raise CalibrationError(describe(where, "bytes of trees for live datastores", live_size, "as many as there are"))
+        raise DataFileError(
+            describe(where, "bytes of trees for live datastores", live_size, "as many as there are")
+        )
     if not isinstance(provenance, dict):
-        raise CalibrationError(describe(where, "provenance", repr(provenance)[:40], "a JSON object"))
+        raise DataFileError(describe(where, "provenance", repr(provenance)[:40], "a JSON object"))
     rest = len(trees) - live_size
     return trees[:rest], weights, provenance, trees[rest:]
 

@@ -1,8 +1,9 @@
-"""What drafts cost and bring: how long a step takes, how far scores are believed, and how many draft tokens pay.
+"""What drafts cost and bring: how long a step takes, how far scores
+are believed, and how many draft tokens pay.
 
-A step that verifies draft tokens with scores s_1 .. s_m is expected to bring 1 + s_1 + .. + s_m tokens. The text is
-written fastest where that sum over the step's time is greatest. Both are learned from the steps themselves; no forward
-pass is spent on measuring alone.
+A step that verifies draft tokens with scores s_1 .. s_m is expected to bring 1 + s_1 + .. + s_m
+tokens. The text is written fastest where that sum over the step's time is greatest. Both are
+learned from the steps themselves; no forward pass is spent on measuring alone.
 """
 
 from __future__ import annotations
@@ -17,25 +18,34 @@ Floats = npt.NDArray[np.float64]
 _KEPT_STEPS = 128  # plain steps, and steps with draft tokens, that costs are fitted to
 _HALF_LIFE = 128.0  # steps after which a step counts half
 _REFIT = 16  # steps between fits, fewer at first
-_FEW, _RETRY = 4, 4  # steps with draft tokens that are doubted, and steps after which the first of them is
+_FEW, _RETRY = (
+    4,
+    4,
+)  # steps with draft tokens that are doubted, and steps after which the first of them is
 _FIRST_PLAIN, _LAST_PLAIN = 16, 128  # steps between plain ones, at first and in the end
 _SLOPE = 0.04  # part of a step of one token that each further token is assumed to take
 _SLOPE_WEIGHT = 8.0  # of that assumption: of a step at two tokens from the others
 _JUMP_WEIGHT = 1.0  # steps' worth of the assumption that draft tokens as such take no time
-_LEAST_SLOPE = 0.001
+_MIN_SLOPE = 0.001
 _ROUNDS = 4  # of a fit, each of which believes steps less that are further from the line
-_SLOW, _FAST = 0.5, 2.0  # typical distances from the line, up to which slower and faster steps are believed
-_SHORTEST = 1e-6  # seconds, also of a clock that stands still
+_SLOW, _FAST = (
+    0.5,
+    2.0,
+)  # typical distances from the line, up to which slower and faster steps are believed
+_MIN_SECONDS = 1e-6  # seconds, also of a clock that stands still
 
-_KEPT_PROMISES = 0.5 ** (1 / 256)  # what a step leaves of earlier promises, so that scores are tried again
+_KEPT_PROMISES = 0.5 ** (
+    1 / 256
+)  # what a step leaves of earlier promises, so that scores are tried again
 _PRIOR = 2.0  # tokens that are taken to be promised and accepted, beside those that were
-_SLACK = 1.25  # promised tokens for each accepted one, up to which scores are believed: chance does that, too
+# Promised tokens for each accepted one, up to which scores are believed: chance does that, too.
+_SLACK = 1.25
 
 _AGAIN = 2.0  # times that what waits is read again before it is kept, or about that
 
 _SMOOTHING = 1 / 8  # of what a step with drafts saves
 _LOSS = 0.01  # part of the time that drafting may cost
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128  # steps
+_MIN_PAUSE, _MAX_PAUSE = 4, 128  # steps
 _GROWTH = 4.0  # of a pause after the one before
 _RELIEF = 0.95  # of the next pause, for each step that saves time
 
@@ -43,12 +53,13 @@ _RELIEF = 0.95  # of the next pause, for each step that saves time
 class StepCosts:
     """Seconds of a step by its draft tokens.
 
-    The estimate is a line over all tokens of a step, plus a constant, which may be negative, for steps with draft
-    tokens: they run other kernels than plain ones. Recent steps weigh more. Other work on the machine delays steps and
-    never speeds one up, so the line runs along the faster ones. Steps of one width do not show what a token costs, so a
-    small cost is then assumed, and steps without draft tokens are asked for: the first one, then often at first, seldom
-    later. The first steps with draft tokens are doubted: if they were slow, one draft token has the assumed price again
-    after a while.
+    The estimate is a line over all tokens of a step, plus a constant, which may be negative, for
+    steps with draft tokens: they run other kernels than plain ones. Recent steps weigh more. Other
+    work on the machine delays steps and never speeds one up, so the line runs along the faster
+    ones. Steps of one width do not show what a token costs, so a small cost is then assumed, and
+    steps without draft tokens are asked for: the first one, then often at first, seldom later. The
+    first steps with draft tokens are doubted: if they were slow, one draft token has the assumed
+    price again after a while.
 
     Args:
         slope: part of a step of one token that each further token is assumed to take.
@@ -60,7 +71,8 @@ class StepCosts:
     def __init__(self, slope: float = _SLOPE) -> None:
         self.observed = 0
         self._assumed = slope
-        # Of plain steps and of those with draft tokens: draft tokens, seconds, and the number of the step.
+        # Of plain steps and of those with draft tokens: draft tokens, seconds, and the number of
+        # the step.
         self._steps = np.zeros((2, 3, _KEPT_STEPS))
         self._counts = [0, 0]
         self._retry_at, self._is_retry = 0, False
@@ -69,7 +81,9 @@ class StepCosts:
         self._line = (1.0 + slope, slope, 0.0)  # intercept, slope, jump
 
     def wants_plain(self) -> bool:
-        """Return whether the next step should have no draft tokens, because none was measured for a while."""
+        """Return whether the next step should have no draft tokens,
+        because none was measured for a while.
+        """
         if self.observed - self._plain_at < self._plain_after:
             return False
         self._plain_at = self.observed  # whether that step can be measured or not
@@ -78,7 +92,7 @@ class StepCosts:
 
     def observe(self, drafted: int, seconds: float) -> None:
         """Learn that a step with `drafted` draft tokens took `seconds`."""
-        seconds = max(seconds, _SHORTEST)
+        seconds = max(seconds, _MIN_SECONDS)
         self.observed += 1
         kind = int(drafted > 0)
         self._steps[kind, :, self._counts[kind] % _KEPT_STEPS] = drafted, seconds, self.observed
@@ -132,14 +146,16 @@ class StepCosts:
             for kind in kinds:  # each by itself: there may be few of one, far from all of the other
                 believed[kind] *= _belief(errors[kind], weights[kind], 1e-3 * typical)
             intercept, slope, jump = _solved(drafted, has_drafts, seconds, believed, assumed)
-        least = _LEAST_SLOPE * typical
+        least = _MIN_SLOPE * typical
         slope = max(slope, least)
         intercept = max(intercept, least)
         return intercept, slope, max(jump, least - intercept)
 
 
 def _belief(errors: Floats, weights: Floats, least: float) -> Floats:
-    """Return how far each step is believed, 0..1: less where its error is large, and soonest where it was slow."""
+    """Return how far each step is believed, 0..1: less where its
+    error is large, and soonest where it was slow.
+    """
     sizes = np.abs(errors)
     bounds = np.where(errors > 0, _SLOW, _FAST) * max(_median(sizes, weights), least)
     belief: Floats = bounds / np.maximum(sizes, bounds)
@@ -147,9 +163,14 @@ def _belief(errors: Floats, weights: Floats, least: float) -> Floats:
 
 
 def _solved(
-    drafted: Floats, has_drafts: npt.NDArray[np.bool_], seconds: Floats, weights: Floats, assumed: float
+    drafted: Floats,
+    has_drafts: npt.NDArray[np.bool_],
+    seconds: Floats,
+    weights: Floats,
+    assumed: float,
 ) -> tuple[float, float, float]:
-    """Return intercept, slope and jump by weighted least squares, regularized towards the assumed slope and no jump.
+    """Return intercept, slope and jump by weighted least squares,
+    regularized towards the assumed slope and no jump.
 
     This does not use BLAS, whose threads would compete with the model's.
     """
@@ -175,13 +196,13 @@ def _median(values: Floats, weights: Floats) -> float:
 class Pauses:
     """Steps in which somebody is not asked for drafts, because that loses more than it saves.
 
-    Pauses grow until asking costs about a hundredth of the time, or to 128 steps; steps that save time shorten the next
-    pause.
+    Pauses grow until asking costs about a hundredth of the time, or to 128 steps; steps that save
+    time shorten the next pause.
     """
 
     def __init__(self) -> None:
         self._saved = 0.0  # smoothed, in plain steps
-        self._left, self._next = 0, float(_SHORTEST_PAUSE)
+        self._left, self._next = 0, float(_MIN_PAUSE)
 
     def ends(self) -> bool:
         """Return whether to ask in this step; called once for each."""
@@ -194,24 +215,26 @@ class Pauses:
         """Learn what a step that asked has saved, in plain steps; less than 0: it has lost."""
         self._saved += _SMOOTHING * (saved - self._saved)
         if saved > 0:
-            self._next = max(_RELIEF * self._next, _SHORTEST_PAUSE)
+            self._next = max(_RELIEF * self._next, _MIN_PAUSE)
         elif self._saved < -_LOSS:
             self._left = math.ceil(min(self._next, -self._saved / (_SMOOTHING * _LOSS)))
-            self._saved, self._next = 0.0, min(_GROWTH * self._left, _LONGEST_PAUSE)
+            self._saved, self._next = 0.0, min(_GROWTH * self._left, _MAX_PAUSE)
 
 
 class DraftPolicy:
-    """Decides for each step whether to ask for drafts, and whom, and how many draft tokens to verify.
+    """Decides for each step whether to ask for drafts, and whom,
+    and how many draft tokens to verify.
 
-    A session is told what draft tokens cost (`costs`), and cuts its tree. Asking takes time, too. Where it takes longer
-    than it saves, as in texts that nothing matches, it pauses. Asking services pauses by itself.
+    A session is told what draft tokens cost (`costs`), and cuts its tree. Asking takes time, too.
+    Where it takes longer than it saves, as in texts that nothing matches, it pauses. Asking
+    services pauses by itself.
 
-    The sum of the scores of verified draft tokens is what they promise. Where fewer are accepted, scores count for
-    less. So scores that promise too much cost a bounded time: in the long run about
-    `_SLACK * _PRIOR * (1 - _KEPT_PROMISES)` tokens a step.
+    The sum of the scores of verified draft tokens is what they promise. Where fewer are accepted,
+    scores count for less. So scores that promise too much cost a bounded time: in the long run
+    about `_SLACK * _PRIOR * (1 - _KEPT_PROMISES)` tokens a step.
 
-    A step: `wants_drafts`, and if so `wants_services` and `costs`; after it `observe`, and if drafts were asked for
-    `learn`.
+    A step: `wants_drafts`, and if so `wants_services` and `costs`; after it `observe`, and if
+    drafts were asked for `learn`.
 
     Args:
         slope: that of new `StepCosts`.
@@ -230,8 +253,8 @@ class DraftPolicy:
         """Whether to ask for drafts in this step; called once for each.
 
         Args:
-            waiting: tokens that the step reads again, because a draft of an earlier one was partly wrong. A step that
-                reads some is no plain one, with or without drafts.
+            waiting: tokens that the step reads again, because a draft of an earlier one was partly
+                wrong. A step that reads some is no plain one, with or without drafts.
         """
         self._promised *= _KEPT_PROMISES
         self._accepted *= _KEPT_PROMISES
@@ -243,13 +266,16 @@ class DraftPolicy:
 
     @property
     def reliability(self) -> float:
-        """What scores are multiplied by: 1 unless fewer tokens are accepted than they promise, and above 0."""
+        """What scores are multiplied by: 1 unless fewer tokens are
+        accepted than they promise, and above 0.
+        """
         return min(1.0, _SLACK * (self._accepted + _PRIOR) / (self._promised + _PRIOR))
 
     def costs(self, most: int, waiting: int = 0) -> Floats:
         """Return what a step costs for a session to cut its tree by, float64[most + 1].
 
-        It is the seconds of a step with 0 .. most draft tokens, more where scores have promised too much.
+        It is the seconds of a step with 0 .. most draft tokens, more where scores have promised too
+        much.
 
         Args:
             most: draft tokens.
@@ -261,15 +287,18 @@ class DraftPolicy:
         return costs
 
     def worth(self, scores: Floats, waiting: int) -> int:
-        """Return how many tokens of a chain to verify where those of one that is partly wrong are read again.
+        """Return how many tokens of a chain to verify where those
+        of one that is partly wrong are read again.
 
-        If the model does not write the whole chain, the next step reads again what waits now, the last token, and the
-        draft tokens that were accepted, and may be partly wrong, too. A step without drafts leaves nothing to be read
-        again. So the more waits, the less is worth a risk: a token is worth the time that it takes when nothing waits.
-        In simulations of known probabilities this is within 1% of the best rule.
+        If the model does not write the whole chain, the next step reads again what waits now, the
+        last token, and the draft tokens that were accepted, and may be partly wrong, too. A step
+        without drafts leaves nothing to be read again. So the more waits, the less is worth a risk:
+        a token is worth the time that it takes when nothing waits. In simulations of known
+        probabilities this is within 1% of the best rule.
 
         Args:
-            scores: of the chain, float64[n]: how probable it is that each token is accepted with all before it.
+            scores: of the chain, float64[n]: how probable it is that each token is accepted with
+                all before it.
             waiting: as in `wants_drafts`.
         """
         likely = np.concatenate([[1.0], self.reliability * scores])
@@ -284,8 +313,8 @@ class DraftPolicy:
     def observe(self, drafted: int, seconds: float) -> None:
         """Learn from a step: its draft tokens, and the seconds that it took without drafting.
 
-        Where the model runs on the processor, its time may be given instead, for which other processes matter less;
-        then also in `learn`.
+        Where the model runs on the processor, its time may be given instead, for which other
+        processes matter less; then also in `learn`.
         """
         self._costs.observe(drafted, seconds)
 
@@ -310,7 +339,9 @@ class DraftPolicy:
         """
         if self._costs.observed:
             plain, time = self._costs.time(0), self._costs.time(drafted)
-            self._drafting.settle(1 + self.reliability * promised - (time + seconds - waited) / plain)
+            self._drafting.settle(
+                1 + self.reliability * promised - (time + seconds - waited) / plain
+            )
             if waited:
                 self._services.settle(of_services - waited / plain)
         self._promised += promised

@@ -1,21 +1,22 @@
-"""Drafts under a grammar: what it forbids never becomes a draft token, and what it forces always does.
+"""Drafts under a grammar: what it forbids never becomes a draft
+token, and what it forces always does.
 
-**The naive way** masks the logits of a tree's nodes. Then most draft tokens are forbidden before the
-model has seen them: in JSON three of four.
+**The naive way** masks the logits of a tree's nodes. Then most draft tokens are forbidden before
+the model has seen them: in JSON three of four.
 
-**Forced text is not a forced token.** After `{"na` a schema may force `me": `, but a tokenizer spells
-that as `me` and `":`, or `m`, `e` and `"`, or `me":`. So "exactly one token is allowed" is hardly ever
-true, and many tokens are allowed where one text is.
+**Forced text is not a forced token.** After `{"na` a schema may force `me": `, but a tokenizer
+spells that as `me` and `":`, or `m`, `e` and `"`, or `me":`. So "exactly one token is allowed" is
+hardly ever true, and many tokens are allowed where one text is.
 
 **The rule.** At each node of the tree, in the order in which the session grows it:
 
 1. Of the sources' candidates those that the grammar forbids are dropped, and the others share the
    probability of the dropped ones.
 2. Where few tokens are allowed, each choice that was made there in earlier texts counts; a place is
-   known by the set of its allowed tokens and the token before it. So the tokenization that the model
-   writes, and the values of an enumeration, are learned from earlier answers.
-3. Where nothing was learned, the longest allowed token is the text's canonical beginning; of several
-   texts each has a share.
+   known by the set of its allowed tokens and the token before it. So the tokenization that the
+   model writes, and the values of an enumeration, are learned from earlier answers.
+3. Where nothing was learned, the longest allowed token is the text's canonical beginning; of
+   several texts each has a share.
 """
 
 from __future__ import annotations
@@ -30,11 +31,18 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.grammar_matchers import GrammarMatcher, Mask, compile_json_schema, open_grammar
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
+from rest_store.drafting.grammar_matchers import (
+    GrammarMatcher,
+    Mask,
+    compile_json_schema,
+    open_grammar,
+)
 
 _FEW = 256  # allowed tokens up to which choices are counted
-_MAX_CHOICES = 8  # texts among which the grammar leaves a choice that is drafted without having been seen
+_MAX_CHOICES = (
+    8  # texts among which the grammar leaves a choice that is drafted without having been seen
+)
 _MAX_PLACES = 1 << 14  # places whose choices are counted
 _FORCED = 0.9  # probability of the longest token where one text is forced, before any was seen
 _CHOICE = 0.8  # of all choices together, where there are several
@@ -46,8 +54,8 @@ class Grammar:
     """A grammar that the output must follow, as a source of drafts. It masks no logits.
 
     Args:
-        compiled: an `xgrammar.CompiledGrammar`; a grammar as `llguidance.LLMatcher` takes it, text; or
-            a `GrammarDefinition` with matchers of your own.
+        compiled: an `xgrammar.CompiledGrammar`; a grammar as `llguidance.LLMatcher` takes it, text;
+            or a `GrammarDefinition` with matchers of your own.
         tokenizer: for llguidance: an `llguidance.LLTokenizer`, or the tokenizer of transformers.
         name: for statistics.
 
@@ -58,7 +66,9 @@ class Grammar:
     Sessions may share one: the choices of one output are likely in the next. Thread-safe.
     """
 
-    def __init__(self, compiled: object, tokenizer: object = None, *, name: str = "grammar") -> None:
+    def __init__(
+        self, compiled: object, tokenizer: object = None, *, name: str = "grammar"
+    ) -> None:
         library = open_grammar(compiled, tokenizer)
         self.begin = library.begin
         self.token_bytes = library.token_bytes
@@ -94,7 +104,8 @@ class Grammar:
     def unseen(self, allowed: npt.NDArray[np.int32]) -> dict[int, float]:
         """Return the probability of choices where none was seen, for few allowed tokens.
 
-        Tokens each of which begins the next spell one text. Where a text is forced, its longest token is the likeliest.
+        Tokens each of which begins the next spell one text. Where a text is forced, its longest
+        token is the likeliest.
         """
         texts = sorted((self.token_bytes[token], token) for token in allowed.tolist())
         chains: list[list[tuple[bytes, int]]] = []  # of tokens each of which begins the next
@@ -112,8 +123,8 @@ class Grammar:
             if len(chain) == 1 or longest_text[-1:].isalnum():
                 chances[longest] = chance
                 continue
-            # The longest token may already hold the beginning of free text, such as `":"`. A tokenizer learned the
-            # commoner merges earlier: they have smaller ids.
+            # The longest token may already hold the beginning of free text, such as `":"`. A
+            # tokenizer learned the commoner merges earlier: they have smaller ids.
             first, second = sorted((chain[-2][1], longest))
             chances[first] = 0.7 * chance
             chances[second] = 0.3 * chance
@@ -163,7 +174,9 @@ class Place:
             return np.zeros(tokens.size, np.bool_)
         is_known = tokens < 32 * self.mask.size
         words = self.mask[np.where(is_known, tokens >> 5, 0)]
-        is_allowed: npt.NDArray[np.bool_] = is_known & ((words >> (tokens & 31)) & 1).astype(np.bool_)
+        is_allowed: npt.NDArray[np.bool_] = is_known & ((words >> (tokens & 31)) & 1).astype(
+            np.bool_
+        )
         return is_allowed
 
 
@@ -175,7 +188,10 @@ class GrammarText:
         self._place = Place(grammar.begin(), -1)
 
     def accept(self, tokens: Sequence[int]) -> bool:
-        """Go on with the text, and learn the choices made; return False if it leaves the grammar."""
+        """Go on with the text, and learn the choices made.
+
+        Return False if it leaves the grammar.
+        """
         for token in tokens:
             for key in self._place.keys:
                 self._grammar.learn(key, token)
@@ -197,7 +213,9 @@ class GrammarTree:
         self._grammar = grammar
         self._places: dict[int, Place | None] = {-1: root}
 
-    def filter(self, node: int, parent: int, token: int, tokens: bytes, probabilities: bytes) -> tuple[bytes, bytes]:
+    def filter(
+        self, node: int, parent: int, token: int, tokens: bytes, probabilities: bytes
+    ) -> tuple[bytes, bytes]:
         """Filter the candidates of a node.
 
         Args:
@@ -211,7 +229,11 @@ class GrammarTree:
             The same of the candidates that are left or new.
         """
         chances = self.chances(
-            node, parent, token, np.frombuffer(tokens, np.int32), np.frombuffer(probabilities, np.float32)
+            node,
+            parent,
+            token,
+            np.frombuffer(tokens, np.int32),
+            np.frombuffer(probabilities, np.float32),
         )
         return (
             np.fromiter(chances, np.int32, len(chances)).tobytes(),
@@ -272,8 +294,11 @@ class ConstrainedTree(NamedTuple):
     nodes: npt.NDArray[np.int32]
 
 
-def constrained(old: TokenTree, grammar: GrammarTree, options: DraftLimits, origin: int) -> ConstrainedTree:
-    """Return the scored tree of another session as a grammar leaves it, with forced tokens below its nodes.
+def constrained(
+    old: TokenTree, grammar: GrammarTree, options: DraftOptions, origin: int
+) -> ConstrainedTree:
+    """Return the scored tree of another session as a grammar leaves
+    it, with forced tokens below its nodes.
 
     Args:
         old: with scores and origins.
@@ -303,7 +328,9 @@ def constrained(old: TokenTree, grammar: GrammarTree, options: DraftLimits, orig
             chances = {likeliest: chances[likeliest]}
         for token, chance in chances.items():
             score = node.score * chance
-            heapq.heappush(heap, _NewNode(-score, len(heap) + len(new), token, index, old_of_token.get(token)))
+            heapq.heappush(
+                heap, _NewNode(-score, len(heap) + len(new), token, index, old_of_token.get(token))
+            )
 
     expand(-1, _NewNode(-1.0, 0, -1, -1, -1))
     while heap and len(new) < options.max_nodes:
@@ -323,7 +350,10 @@ def constrained(old: TokenTree, grammar: GrammarTree, options: DraftLimits, orig
 
 
 class _NewNode(NamedTuple):
-    """A node of a constrained tree; the most probable one comes first, of equals the earlier one."""
+    """A node of a constrained tree.
+
+    The most probable one comes first, of equals the earlier one.
+    """
 
     negative_score: float
     order: int

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.errors import LimitError, describe
+from rest_store.errors import ArgumentError, describe
 from rest_store.extras import named_extras
 
 Mask = npt.NDArray[np.int32]  # bit i % 32 of word i // 32: whether token i may come next
@@ -36,7 +36,10 @@ class GrammarMatcher(Protocol):
         """Return a matcher at the same place, which goes on by itself."""
 
     def mask(self) -> Mask | None:
-        """Return the tokens that may come next, int32[ceil(vocabulary / 32)]; None: the text has ended."""
+        """Return the tokens that may come next, int32[ceil(vocabulary / 32)].
+
+        None: the text has ended.
+        """
 
 
 class XgrammarMatcher:
@@ -89,7 +92,10 @@ class LlguidanceMatcher:
         self._has_ended = False
 
     def accept(self, token: int) -> bool:
-        """Go on with a token, as `GrammarMatcher`; an id outside the vocabulary would break the matcher."""
+        """Go on with a token, as `GrammarMatcher`.
+
+        An id outside the vocabulary would break the matcher.
+        """
         if self._has_ended or not 0 <= token < self._size:
             return False
         if self._matcher.is_stopped():
@@ -108,7 +114,10 @@ class LlguidanceMatcher:
         return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
 
     def mask(self) -> Mask | None:
-        """Return the tokens that may come next, as `GrammarMatcher`; after a whole text only its end."""
+        """Return the tokens that may come next, as `GrammarMatcher`.
+
+        After a whole text only its end.
+        """
         if self._has_ended:
             return None
         mask = np.zeros((1, (self._size + 31) // 32), np.int32)
@@ -143,19 +152,27 @@ def open_grammar(compiled: object, tokenizer: object) -> GrammarDefinition:
         return GrammarDefinition(lambda: XgrammarMatcher(compiled), info.decoded_vocab)
     if not isinstance(compiled, str):
         expected = "an xgrammar.CompiledGrammar, or a grammar of llguidance as text"
-        raise LimitError(describe("grammar", "compiled", f"a {type(compiled).__name__}", expected))
+        raise ArgumentError(
+            describe("grammar", "compiled", f"a {type(compiled).__name__}", expected)
+        )
     with named_extras("Grammar"):
         import llguidance
 
-    adapted = tokenizer if isinstance(tokenizer, llguidance.LLTokenizer) else _ll_tokenizer(tokenizer)
+    adapted = (
+        tokenizer if isinstance(tokenizer, llguidance.LLTokenizer) else _ll_tokenizer(tokenizer)
+    )
     if error := llguidance.LLMatcher.validate_grammar(compiled, adapted):
-        raise LimitError(describe("grammar", "grammar", f"refused by llguidance ({error})", "one that it takes"))
+        raise ArgumentError(
+            describe("grammar", "grammar", f"refused by llguidance ({error})", "one that it takes")
+        )
     token_bytes = [adapted.decode_bytes([token]) for token in range(adapted.vocab_size)]
     return GrammarDefinition(lambda: LlguidanceMatcher(adapted, compiled), token_bytes)
 
 
 def compile_json_schema(schema: str, tokenizer: object) -> tuple[object, object]:
-    """Return the arguments of `Grammar` for a JSON schema: by llguidance where it is installed, else by xgrammar."""
+    """Return the arguments of `Grammar` for a JSON schema: by
+    llguidance where it is installed, else by xgrammar.
+    """
     with named_extras("Grammar"):
         import llguidance
 

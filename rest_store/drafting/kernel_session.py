@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.limits import TopK
+from rest_store.drafting.draft_options import TopK
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ContextTypeError, DatastoreClosedError, DatastoreUnavailableError
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class OpenStore:
-    """A datastore in this process as a session reads it: its index among the sources, its present shards."""
+    """A datastore in this process as a session reads it: its index
+    among the sources, its present shards.
+    """
 
     index: int
     store: Store
@@ -53,7 +55,8 @@ def kernel_session(
         The native session, and the datastores by their indices among `sources`.
 
     Raises:
-        DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
+        DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it
+            could not be read.
         NativeKernelError: the kernel was not compiled.
     """
     native: NativeSession = native_kernel().NativeSession(calibration.native)
@@ -65,7 +68,9 @@ def kernel_session(
         elif isinstance(source, RecycledLogits):
             native.use_recycled_logits(index, source.native)
         elif isinstance(source, Store):
-            datastores[index] = OpenStore(index, source, source.snapshot)  # first: what comes between is read again
+            datastores[index] = OpenStore(
+                index, source, source.snapshot
+            )  # first: what comes between is read again
             native.add_store(index, reader_of(source))
     return native, datastores
 
@@ -74,18 +79,24 @@ def follow_changes(native: NativeSession, datastores: Iterable[OpenStore]) -> No
     """Read the present shards of live datastores from now on."""
     for opened in datastores:
         if opened.store.is_live and (snapshot := opened.store.snapshot) is not opened.snapshot:
-            with suppress(DatastoreClosedError, DatastoreUnavailableError):  # whoever reads it is told after the step
+            with suppress(
+                DatastoreClosedError, DatastoreUnavailableError
+            ):  # whoever reads it is told after the step
                 native.set_reader(opened.index, reader_of(opened.store))
                 opened.snapshot = snapshot
 
 
-# By kernel: a datastore that is closed drops its kernel, and so its reader. All readers of a datastore share a cache.
-_readers: weakref.WeakKeyDictionary[NativeKernel, NativeEvidenceReader] = weakref.WeakKeyDictionary()
+# By kernel: a datastore that is closed drops its kernel, and so its reader. All readers of a
+# datastore share a cache.
+_readers: weakref.WeakKeyDictionary[NativeKernel, NativeEvidenceReader] = (
+    weakref.WeakKeyDictionary()
+)
 _caches: weakref.WeakKeyDictionary[Store, SuffixCache] = weakref.WeakKeyDictionary()
 
 
 def reader_of(store: Store) -> NativeEvidenceReader:
-    """Return the native reader of the shards of `store`, which caches the evidence of short suffixes.
+    """Return the native reader of the shards of `store`, which
+    caches the evidence of short suffixes.
 
     All sessions share it; a live datastore whose shards change has another one.
 
@@ -99,13 +110,22 @@ def reader_of(store: Store) -> NativeEvidenceReader:
     if (reader := _readers.get(snapshot.kernel)) is None:
         native = native_kernel()
         if (cache := _caches.get(store)) is None:
-            cache = _caches.setdefault(store, native.SuffixCache(len(snapshot.views), store.is_live))
-        made = native.NativeEvidenceReader(snapshot.views, store.vocabulary_size, store.is_live, cache)
+            cache = _caches.setdefault(
+                store, native.SuffixCache(len(snapshot.views), store.is_live)
+            )
+        made = native.NativeEvidenceReader(
+            snapshot.views, store.vocabulary_size, store.is_live, cache
+        )
         reader = _readers.setdefault(snapshot.kernel, made)
     return reader
 
 
-def append(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> None:
+def append(
+    native: NativeSession,
+    tokens: npt.NDArray[np.int32],
+    top_k: TopK | None,
+    node_top_k: TopK | None,
+) -> None:
     """Append what the target model produced, as `DraftSession.accept`.
 
     Raises:

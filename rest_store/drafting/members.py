@@ -1,7 +1,7 @@
 """Members of a draft session: whole sessions over some of its sources, run in other processes.
 
-A session asks its members for their trees, drafts its own meanwhile, and merges those that arrive in time. A member
-that is late or fails is left out of the step.
+A session asks its members for their trees, drafts its own meanwhile, and merges those that arrive
+in time. A member that is late or fails is left out of the step.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import numpy.typing as npt
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits, TopK
-from rest_store.errors import TreeError, describe
+from rest_store.drafting.draft_options import DraftOptions, TopK
+from rest_store.errors import ArgumentError, describe
 
 
 class Origins(NamedTuple):
-    """Bits of the origins of a member's tree: its datastores together, and the sources that each member has."""
+    """Bits of the origins of a member's tree: its datastores
+    together, and the sources that each member has.
+    """
 
     datastores: int
     prompt_lookup: int
@@ -54,8 +56,8 @@ class MemberSettings:
 class Member(Protocol):
     """A session in another process, over datastores that it has. One thread at a time.
 
-    It may be lost at any time; a later `send` then opens it again with the text, at the earliest after a pause that
-    grows with each failure.
+    It may be lost at any time; a later `send` then opens it again with the text, at the earliest
+    after a pause that grows with each failure.
 
     Attributes:
         has_references: whether it searches the references of the settings.
@@ -63,11 +65,12 @@ class Member(Protocol):
 
     has_references: bool
 
-    def send(self, limits: DraftLimits) -> None:
+    def send(self, limits: DraftOptions) -> None:
         """Send what was accepted since the last step, and ask for the next tree; waits for nothing.
 
         Raises:
-            DeadlineError: the answer to an earlier step has not come yet. What was accepted is kept.
+            DeadlineError: the answer to an earlier step has not come yet. What was accepted is
+                kept.
             ServiceError: it cannot be sent now; the subclass says why.
             TokenizerMismatchError: the datastores have another tokenizer.
         """
@@ -79,8 +82,8 @@ class Member(Protocol):
             timeout: seconds to wait at most; None: as long as the source says.
 
         Returns:
-            A tree within the limits, parents before children, with the origins of the settings, and with scores of
-            which none is greater than the parent's.
+            A tree within the limits, parents before children, with the origins of the settings, and
+            with scores of which none is greater than the parent's.
 
         Raises:
             DeadlineError: it has not come in time. It is skipped when it comes.
@@ -88,14 +91,17 @@ class Member(Protocol):
             TokenizerMismatchError: the datastores have another tokenizer.
         """
 
-    def accept(self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> None:
+    def accept(
+        self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None
+    ) -> None:
         """Keep for the next step what `DraftSession.accept` was told.
 
         Args:
             tokens: the new tokens.
             top_k: of these, as there.
-            node_top_k: [1 + N, k], after the text before, and after each of the N nodes of the tree that this member
-                has returned since then, rows of -1 where unknown; None: nothing is known. Without such a tree, N is 0.
+            node_top_k: [1 + N, k], after the text before, and after each of the N nodes of the tree
+                that this member has returned since then, rows of -1 where unknown; None: nothing is
+                known. Without such a tree, N is 0.
         """
 
     def close(self) -> None:
@@ -104,15 +110,19 @@ class Member(Protocol):
 
 @runtime_checkable
 class MemberSource(Protocol):
-    """A source in other processes that run whole draft sessions over it: a `DatastoreClient`, or your own.
+    """A source in other processes that run whole draft sessions
+    over it: a `DatastoreClient`, or your own.
 
     In figures and messages it has the name that `str` gives it.
     """
 
-    def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> Sequence[Member]:
+    def members(
+        self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]
+    ) -> Sequence[Member]:
         """Return the members of a new session: one, or one for each part of the datastores.
 
-        Waits for nothing. Where the service is known to answer, the session is opened ahead of its first step.
+        Waits for nothing. Where the service is known to answer, the session is opened ahead of its
+        first step.
 
         Args:
             settings: of the session.
@@ -124,21 +134,30 @@ def require_tree(where: str, tree: object, max_nodes: int) -> None:
     """Check a tree as it comes from a member, which may be anybody's code.
 
     Raises:
-        TreeError: it is no `TokenTree`, has more than `max_nodes` nodes, a negative token, no scores or origins, or a
-            score that is not between 0 and its parent's (1 for a child of the context).
+        ArgumentError: it is no `TokenTree`, has more than `max_nodes` nodes, a negative token, no
+            scores or origins, or a score that is not between 0 and its parent's (1 for a child of
+            the context).
     """
     if not isinstance(tree, TokenTree):
-        raise TreeError(describe(where, "tree", f"a {type(tree).__name__}", "a TokenTree"))
+        raise ArgumentError(describe(where, "tree", f"a {type(tree).__name__}", "a TokenTree"))
     if len(tree) > max_nodes:
-        raise TreeError(describe(where, "number of nodes", len(tree), f"at most {max_nodes}"))
+        raise ArgumentError(describe(where, "number of nodes", len(tree), f"at most {max_nodes}"))
     if tree.scores is None or tree.origins is None:
-        raise TreeError(describe(where, "tree", "without scores or origins", "both"))
+        raise ArgumentError(describe(where, "tree", "without scores or origins", "both"))
     if not len(tree):
         return
     if (least := int(tree.tokens.min())) < 0:
-        raise TreeError(describe(where, "a token", least, "an id"))
-    of_parents = np.append(tree.scores, np.float32(1))[tree.parents]  # the last one stands for parent -1
-    wrong = np.flatnonzero(~((tree.scores >= 0) & (tree.scores <= of_parents)))  # not a number is wrong, too
+        raise ArgumentError(describe(where, "a token", least, "an id"))
+    of_parents = np.append(tree.scores, np.float32(1))[
+        tree.parents
+    ]  # the last one stands for parent -1
+    wrong = np.flatnonzero(
+        ~((tree.scores >= 0) & (tree.scores <= of_parents))
+    )  # not a number is wrong, too
     if wrong.size:
         node = int(wrong[0])
-        raise TreeError(describe(where, f"the score of node {node}", float(tree.scores[node]), "0 to its parent's"))
+        raise ArgumentError(
+            describe(
+                where, f"the score of node {node}", float(tree.scores[node]), "0 to its parent's"
+            )
+        )

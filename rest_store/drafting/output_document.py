@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# Tokens of the prompt that are kept in front of the output: as many as a session looks for by default, so that the
-# first token of the output is found after the longest suffix of the same prompt. No more: prompts are others' text.
+# Tokens of the prompt that are kept in front of the output: as many as a session looks for by
+# default, so that the first token of the output is found after the longest suffix of the same
+# prompt. No more: prompts are others' text.
 PROMPT_TOKENS = 16
-LEAST_TOKENS = 4  # shorter outputs save no forward pass that is worth a commit
+MIN_TOKENS = 4  # shorter outputs save no forward pass that is worth a commit
 
 
 class OutputDocument(NamedTuple):
@@ -20,9 +21,10 @@ class OutputDocument(NamedTuple):
 
     Attributes:
         id: the same for the same tokens, so that what is written again and again is kept once.
-        tokens: int32[n], the end of the prompt and the output. An end token is one of them, since the place where a
-            text ends is drafted too.
-        group: as of `LiveDatastore.add`. The same tokens in another group, or of another epoch, are another document.
+        tokens: int32[n], the end of the prompt and the output. An end token is one of them, since
+            the place where a text ends is drafted too.
+        group: as of `LiveDatastore.add`. The same tokens in another group, or of another epoch, are
+            another document.
         epoch: likewise.
     """
 
@@ -32,7 +34,9 @@ class OutputDocument(NamedTuple):
     epoch: int = 0
 
     @classmethod
-    def of(cls, prompt: Sequence[int], output: Sequence[int], group: str = "", epoch: int = 0) -> OutputDocument | None:
+    def of(
+        cls, prompt: Sequence[int], output: Sequence[int], group: str = "", epoch: int = 0
+    ) -> OutputDocument | None:
         """Return the document of `output`; None if it is too short to be worth one.
 
         Args:
@@ -41,8 +45,13 @@ class OutputDocument(NamedTuple):
             group: of the document.
             epoch: of the document.
         """
-        if len(output) < LEAST_TOKENS:
+        if len(output) < MIN_TOKENS:
             return None
         tokens = np.array([*prompt[-PROMPT_TOKENS:], *output], dtype=np.int32)
         labels = f"{group}/{epoch}".encode() if group or epoch else b""
-        return cls(hashlib.blake2b(tokens.tobytes() + labels, digest_size=16).hexdigest(), tokens, group, epoch)
+        return cls(
+            hashlib.blake2b(tokens.tobytes() + labels, digest_size=16).hexdigest(),
+            tokens,
+            group,
+            epoch,
+        )

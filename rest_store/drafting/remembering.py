@@ -1,7 +1,8 @@
-"""Outputs are added to a live datastore beside generation: a bounded queue and a daemon thread for each target.
+"""Outputs are added to a live datastore beside generation: a
+bounded queue and a daemon thread for each target.
 
-Remembering is an optimisation, as drafting is: what a target raises, and what it is too slow for, is counted and left
-out. A thread lives as long as its queue holds something.
+Remembering is an optimisation, as drafting is: what a target raises, and what it is too slow for,
+is counted and left out. A thread lives as long as its queue holds something.
 """
 
 from __future__ import annotations
@@ -25,28 +26,30 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.store import Store
-from rest_store.drafting.limits import references_of
+from rest_store.drafting.draft_options import parse_references
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.sources import kind_of
-from rest_store.errors import DraftingWarning, RememberError, describe, error_text
+from rest_store.errors import DraftingWarning, SourceError, describe, error_text
 
-_MOST_TOKENS = 1 << 20  # that wait for one target: 4 MB
-_MOST_EARLIER = 32  # documents of a group that are read
+_MAX_TOKENS = 1 << 20  # that wait for one target: 4 MB
+_MAX_EARLIER = 32  # documents of a group that are read
 _GRACE_SECONDS = 2.0  # for what is queued when the interpreter exits, or a target is closed
 _MAX_REASON_LENGTH = 200
 
 
 class RememberTarget(Protocol):
-    """What outputs are added to: a `LiveDatastore` opened for writing, a `DatastoreClient`, or your own.
+    """What outputs are added to: a `LiveDatastore` opened for
+    writing, a `DatastoreClient`, or your own.
 
-    One thread calls it. If it has a method `before_close`, that is called with a function that takes the target and
-    writes what is queued for it; `close` should call that function first.
+    One thread calls it. If it has a method `before_close`, that is called with a function that
+    takes the target and writes what is queued for it; `close` should call that function first.
     """
 
     def add(self, documents: Sequence[Any], ids: Sequence[str] | None = None) -> object:
         """Add documents, int32[n] each, one id for each; the same id stands for the same document.
 
-        Documents of a group or an epoch come with `group` and `epoch`, as `LiveDatastore.add` takes them.
+        Documents of a group or an epoch come with `group` and `epoch`, as `LiveDatastore.add` takes
+        them.
 
         What this returns may have an attribute `duplicates`: the ids that were there already.
         """
@@ -57,7 +60,8 @@ class RememberCounts:
     """What became of the outputs of one generation; goes on changing after its end.
 
     Attributes:
-        ids: of the documents handed over, one for each row that is long enough; `delete` of the target takes them.
+        ids: of the documents handed over, one for each row that is long enough; `delete` of the
+            target takes them.
         added: documents added so far.
         duplicates: ids of documents that were there already, from an output that was the same.
         dropped: documents left out, because the queue was full or the target failed.
@@ -79,12 +83,21 @@ class RememberCounts:
         """Count all documents as left out; warn. Raises nothing, on whatever thread this is."""
         self.dropped = len(self.ids)
         self.error = reason[:_MAX_REASON_LENGTH]
-        with suppress(Exception):  # warnings may be errors, and `warnings.showwarning` is anybody's code
-            warnings.warn(f"rest-store: an output was not remembered: {self.error}", DraftingWarning, stacklevel=2)
+        with suppress(
+            Exception
+        ):  # warnings may be errors, and `warnings.showwarning` is anybody's code
+            warnings.warn(
+                f"rest-store: an output was not remembered: {self.error}",
+                DraftingWarning,
+                stacklevel=2,
+            )
 
 
 class _Queue(threading.Thread):
-    """What waits for one datastore, and the thread that adds it. All but `run` is called under `_lock`."""
+    """What waits for one datastore, and the thread that adds it.
+
+    All but `run` is called under `_lock`.
+    """
 
     def __init__(self, owner: object) -> None:
         super().__init__(name="rest-store remember", daemon=True)
@@ -92,10 +105,12 @@ class _Queue(threading.Thread):
         self.batches: deque[tuple[RememberTarget, list[OutputDocument], RememberCounts]] = deque()
         self.tokens = 0
 
-    def put(self, target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts) -> bool:
+    def put(
+        self, target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts
+    ) -> bool:
         """Queue the documents of one generation; return whether there was room."""
         size = _size(documents)
-        if self.tokens + size > _MOST_TOKENS:
+        if self.tokens + size > _MAX_TOKENS:
             return False
         self.tokens += size
         self.batches.append((target, documents, counts))
@@ -119,12 +134,16 @@ class _Queue(threading.Thread):
 
 
 _queues: dict[int, _Queue] = {}  # by the id of the owner, which the queue keeps alive
-_lock = threading.RLock()  # a generation may be collected, and remembered, in the middle of any block
+_lock = (
+    threading.RLock()
+)  # a generation may be collected, and remembered, in the middle of any block
 _flushes_in = 0  # the process of `multiprocessing` that flushes when it ends
 
 
 def require_target(target: object) -> None:
-    """Raise RememberError unless `target` is None, or an object with a method `add` that may write."""
+    """Raise SourceError unless `target` is None, or an
+    object with a method `add` that may write.
+    """
     if target is None:
         return
     add, fault = getattr(target, "add", None), ""
@@ -135,36 +154,55 @@ def require_target(target: object) -> None:
     elif getattr(target, "read_only", False) is True:
         fault = f"{kind_of(target)} opened for reading"
     if fault:
-        expected = "a LiveDatastore for writing, a DatastoreClient, or another object with add(documents, ids=None)"
-        raise RememberError(describe("generate", "remember", fault, expected))
+        expected = (
+            "a LiveDatastore for writing, a DatastoreClient, or another object with add(documents,"
+            " ids=None)"
+        )
+        raise SourceError(describe("generate", "remember", fault, expected))
 
 
 def add_to(target: Any, documents: Sequence[OutputDocument]) -> list[str]:
-    """Add documents to `target` with their groups and epochs; return the ids of those that were there already."""
+    """Add documents to `target` with their groups and epochs.
+
+    Return the ids of those that were there already.
+    """
     duplicates: list[str] = []
-    for (group, epoch), some in groupby(documents, key=lambda document: (document.group, document.epoch)):
+    for (group, epoch), some in groupby(
+        documents, key=lambda document: (document.group, document.epoch)
+    ):
         alike, labels = list(some), {"group": group, "epoch": epoch} if group or epoch else {}
-        added = target.add([document.tokens for document in alike], ids=[document.id for document in alike], **labels)
+        added = target.add(
+            [document.tokens for document in alike],
+            ids=[document.id for document in alike],
+            **labels,
+        )
         duplicates += getattr(added, "duplicates", ())
     return duplicates
 
 
-def earlier(target: object, group: str, failed: Callable[[Exception], object]) -> list[npt.NDArray[np.int32]]:
+def earlier(
+    target: object, group: str, failed: Callable[[Exception], object]
+) -> list[npt.NDArray[np.int32]]:
     """Return the latest documents of a group as references of a session, the last one last.
 
-    There are none if `target` does not list its documents, or cannot now: `failed` is then called with what it raised.
+    There are none if `target` does not list its documents, or cannot now: `failed` is then called
+    with what it raised.
     """
     documents = getattr(target, "documents", None)
     if not group or not callable(documents):
         return []
     try:
-        return references_of([document.tokens for document in documents(group=group, latest=_MOST_EARLIER)])
+        return parse_references(
+            [document.tokens for document in documents(group=group, latest=_MAX_EARLIER)]
+        )
     except Exception as error:
         failed(error)
         return []
 
 
-def remember(target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts) -> None:
+def remember(
+    target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts
+) -> None:
     """Queue the documents of one generation for `target`; returns at once and raises nothing.
 
     Args:
@@ -206,7 +244,9 @@ def flush(target: object, seconds: float | None = _GRACE_SECONDS) -> bool:
     """
     end = None if seconds is None else time.monotonic() + seconds
     with _lock:
-        queues = [queue for queue in _queues.values() if target is None or queue.owner is _owner(target)]
+        queues = [
+            queue for queue in _queues.values() if target is None or queue.owner is _owner(target)
+        ]
     for queue in queues:
         if queue is not threading.current_thread():
             queue.join(None if end is None else max(0.0, end - time.monotonic()))
@@ -214,7 +254,9 @@ def flush(target: object, seconds: float | None = _GRACE_SECONDS) -> bool:
 
 
 def _owner(target: object) -> object:
-    """Return the datastore that is written when `target` is: that of a namespace, whose own end is not told."""
+    """Return the datastore that is written when `target` is: that
+    of a namespace, whose own end is not told.
+    """
     live = getattr(target, "live", None)
     return live if isinstance(live, Store) else target
 
@@ -224,7 +266,9 @@ def _size(documents: Sequence[OutputDocument]) -> int:
 
 
 def _flush_at_the_end_of_a_worker() -> None:
-    """Have outputs written before a process of `multiprocessing` ends: a forked one runs no `atexit` functions."""
+    """Have outputs written before a process of `multiprocessing` ends: a
+    forked one runs no `atexit` functions.
+    """
     global _flushes_in
     if multiprocessing.parent_process() is not None and _flushes_in != os.getpid():
         _flushes_in = os.getpid()

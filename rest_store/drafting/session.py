@@ -1,4 +1,6 @@
-"""Draft sessions: one generation's drafting side, which makes a calibrated draft tree from all sources, best first."""
+"""Draft sessions: one generation's drafting side, which makes a
+calibrated draft tree from all sources, best first.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,16 @@ from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.draft_options import (
+    DraftOptions,
+    parse_references,
+    parse_tokens,
+    parse_top_k,
+)
 from rest_store.drafting.kernel_session import append
-from rest_store.drafting.limits import DraftLimits, references_of, tokens_of, top_k_of
 from rest_store.drafting.session_sources import Drop, SessionSources, draft_step
 from rest_store.drafting.sources import require_source_timeout, require_sources
-from rest_store.errors import CalibrationError, EmptyContextError, describe
+from rest_store.errors import DataFileError, QueryError, describe
 
 _MAX_ERROR_LENGTH = 300  # characters
 
@@ -35,8 +42,8 @@ class SessionStatistics:
 
     Attributes:
         steps: calls of `draft`.
-        dropped: steps that went on without a source, or without one of its parts, by its name and the reason: "error",
-            "late" or "tokenizer".
+        dropped: steps that went on without a source, or without one of its parts, by its name and
+            the reason: "error", "late" or "tokenizer".
         absent: the sources that the latest step went on without, by name.
     """
 
@@ -50,7 +57,9 @@ class SessionStatistics:
         if not drops and not self.absent:
             return
         before, self.absent = self.absent, {}
-        for source, why, error in {drop.source: drop for drop in drops}.values():  # parts of a source count once
+        for source, why, error in {
+            drop.source: drop for drop in drops
+        }.values():  # parts of a source count once
             self.dropped[source, why] = self.dropped.get((source, why), 0) + 1
             steps = before[source].steps + 1 if source in before else 1
             self.absent[source] = Absence(steps, f"{source}: {error[:_MAX_ERROR_LENGTH]}")
@@ -60,34 +69,40 @@ class DraftSession:
     """One generation's drafting: holds its text, asks the sources, learns from what was accepted.
 
     Args:
-        sources: at most 8: a `PromptLookup`, a `RecycledLogits`, and up to 6 of `Datastore`, `LiveDatastore` and
-            `DatastoreClient`.
+        sources: at most 8: a `PromptLookup`, a `RecycledLogits`, and up to 6 of `Datastore`,
+            `LiveDatastore` and `DatastoreClient`.
         prompt: 1-D integers, the text so far, oldest token first; may be empty.
-        calibration: turns evidence into acceptance probabilities; sessions that share one learn together. None: a copy
-            of the default calibration.
+        calibration: turns evidence into acceptance probabilities; sessions that share one learn
+            together. None: a copy of the default calibration.
         learn: whether accepted tokens adjust the calibration.
-        tokenizer: the target model's tokenizer or its `TokenizerIdentity`; sources with another one are left out. None:
-            that of the first datastore in this process.
-        source_timeout: seconds that a step waits for services, from 0 on; None: as long as their clients do.
-        references: texts that the output will probably resemble, 1-D integers each, the likeliest last: an edited file,
-            an earlier answer to the same prompt, a template. Prompt lookup, which must be among `sources`, searches
-            them, too. They are no part of the text. Services search them, too, unless their clients keep the text.
+        tokenizer: the target model's tokenizer or its `TokenizerIdentity`; sources with another one
+            are left out. None: that of the first datastore in this process.
+        source_timeout: seconds that a step waits for services, from 0 on; None: as long as their
+            clients do.
+        references: texts that the output will probably resemble, 1-D integers each, the likeliest
+            last: an edited file, an earlier answer to the same prompt, a template. Prompt lookup,
+            which must be among `sources`, searches them, too. They are no part of the text.
+            Services search them, too, unless their clients keep the text.
 
     Raises:
-        SourceError: an object is not a source, is given twice, or there are too many; or there are references, but no
-            prompt lookup.
-        DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
-        CalibrationError: `calibration` is something else.
-        LimitError: `source_timeout` out of range.
-        ContextTypeError, TokenRangeError: `prompt`, or a reference, is not 1-D integers of 0 .. 2^31 - 1.
+        SourceError: an object is not a source, is given twice, or there are too many; or there are
+            references, but no prompt lookup.
+        DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it
+            could not be read.
+        DataFileError: `calibration` is something else.
+        ArgumentError: `source_timeout` out of range.
+        ContextTypeError, QueryError: `prompt`, or a reference, is not 1-D integers of 0 .. 2^31 -
+            1.
         NativeKernelError: the kernel was not compiled.
 
-    Learning keeps scores accurate on new text: about as many tokens are accepted as the scores promise. With `costs`,
-    the size of a tree depends on that. Trees of a fixed size do not get more tokens accepted.
+    Learning keeps scores accurate on new text: about as many tokens are accepted as the scores
+    promise. With `costs`, the size of a tree depends on that. Trees of a fixed size do not get more
+    tokens accepted.
 
-    A service runs a whole session over its datastores, with prompt lookup and recycled logits. The trees that arrive in
-    time are merged with that of the datastores in this process; where none arrives, what is in this process drafts
-    alone. A datastore that is closed, or whose files are truncated while it is open, is left out from then on.
+    A service runs a whole session over its datastores, with prompt lookup and recycled logits. The
+    trees that arrive in time are merged with that of the datastores in this process; where none
+    arrives, what is in this process drafts alone. A datastore that is closed, or whose files are
+    truncated while it is open, is left out from then on.
 
     Not thread-safe: one thread at a time. A context manager; `close` ends it.
     """
@@ -107,16 +122,18 @@ class DraftSession:
         require_source_timeout("draft session", source_timeout)
         if calibration is not None and not isinstance(calibration, Calibration):
             expected = "a Calibration; Calibration.load(path) reads one"
-            raise CalibrationError(
-                describe("draft session", "calibration", f"a {type(calibration).__name__}", expected)
+            raise DataFileError(
+                describe(
+                    "draft session", "calibration", f"a {type(calibration).__name__}", expected
+                )
             )
         self.calibration = Calibration.default() if calibration is None else calibration
         self.statistics = SessionStatistics()
         self.sources = SessionSources(  # for batches, too; no public interface
             sources,
             self.calibration,
-            tokens_of("prompt", prompt),
-            references_of(references),
+            parse_tokens("prompt", prompt),
+            parse_references(references),
             learn=learn,
             tokenizer=None if tokenizer is None else identity_of(tokenizer),
             timeout=source_timeout,
@@ -136,57 +153,72 @@ class DraftSession:
     ) -> TokenTree:
         """Return the draft that is worth verifying next.
 
-        A tree is built best-first: a node's score is the probability that it is accepted, its parent's score times its
-        own acceptance probability. Parents come before children, and the most probable path is contiguous from node 0.
+        A tree is built best-first: a node's score is the probability that it is accepted, its
+        parent's score times its own acceptance probability. Parents come before children, and the
+        most probable path is contiguous from node 0.
 
-        A chain follows the likeliest token of each position. The sum of its scores is its expected accepted length. It
-        ends where further nodes would bring nothing.
+        A chain follows the likeliest token of each position. The sum of its scores is its expected
+        accepted length. It ends where further nodes would bring nothing.
 
         Args:
             max_nodes: most draft tokens, 0..1024; of a chain never more than 48.
-            costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit. The draft then
-                has the number of nodes that makes (1 + sum of scores) / time greatest, which may be 0.
+            costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any
+                unit. The draft then has the number of nodes that makes (1 + sum of scores) / time
+                greatest, which may be 0.
             shape: "tree", or "chain": one path, for engines that verify no trees.
-            services: whether services are asked in this step; what is in this process drafts in any case.
+            services: whether services are asked in this step; what is in this process drafts in any
+                case.
 
         Returns:
-            The draft, with `scores` and `origins`; its counts are zero. The parents of a chain are -1, 0, 1 ..
+            The draft, with `scores` and `origins`; its counts are zero. The parents of a chain are
+            -1, 0, 1 ..
 
         Raises:
-            LimitError: `max_nodes` out of range, `costs` that are not 1-D positive numbers, or an
-                unknown `shape`.
+            ArgumentError: `max_nodes` out of range, `costs` that are not 1-D positive numbers, or
+                an unknown `shape`.
             SessionClosedError: after `close`.
 
-        What a service's client raises is counted in `statistics`. An interrupt, such as KeyboardInterrupt, passes
-        through, and the session is as if nothing had been drafted since the last `accept`.
+        What a service's client raises is counted in `statistics`. An interrupt, such as
+        KeyboardInterrupt, passes through, and the session is as if nothing had been drafted since
+        the last `accept`.
         """
         self.sources.require_open("draft")
-        [tree] = draft_step([self.sources], [DraftLimits.of(max_nodes, costs, shape)], services=services)
+        [tree] = draft_step(
+            [self.sources],
+            [DraftOptions.from_arguments(max_nodes, costs, shape)],
+            services=services,
+        )
         self.statistics.add_step(self.sources.drops)
         return tree
 
     def accept(
-        self, tokens: IntSequence, top_k: npt.ArrayLike | None = None, *, node_top_k: npt.ArrayLike | None = None
+        self,
+        tokens: IntSequence,
+        top_k: npt.ArrayLike | None = None,
+        *,
+        node_top_k: npt.ArrayLike | None = None,
     ) -> None:
-        """Append what the target model produced: accepted draft tokens and the bonus token, or any others.
+        """Append what the target model produced: accepted draft
+        tokens and the bonus token, or any others.
 
         Args:
             tokens: 1-D integers, at least one.
-            top_k: int[n, k], the model's k most likely tokens after each of `tokens` and, in the rows before, of the
-                tokens before them; -1: unknown, as after the bonus token, which the model has not read yet. A token
-                outside the vocabulary ends a row.
-            node_top_k: int[1 + N, k], the same after the context (row 0) and after each node of the tree drafted since
-                the last `accept`, in its order, accepted or not. Without such a tree, N is 0.
+            top_k: int[n, k], the model's k most likely tokens after each of `tokens` and, in the
+                rows before, of the tokens before them; -1: unknown, as after the bonus token, which
+                the model has not read yet. A token outside the vocabulary ends a row.
+            node_top_k: int[1 + N, k], the same after the context (row 0) and after each node of the
+                tree drafted since the last `accept`, in its order, accepted or not. Without such a
+                tree, N is 0.
 
         Raises:
-            ContextTypeError, EmptyContextError, TokenRangeError: `tokens`, or a top-k, is not as above.
+            ContextTypeError, QueryError: `tokens`, or a top-k, is not as above.
             SessionClosedError: after `close`.
         """
         self.sources.require_open("accept")
-        new = tokens_of("tokens", tokens)
+        new = parse_tokens("tokens", tokens)
         if new.size == 0:
-            raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
-        rows, node_rows = top_k_of("top_k", top_k), top_k_of("node_top_k", node_top_k)
+            raise QueryError(describe("accept", "tokens", "empty", "at least one token"))
+        rows, node_rows = parse_top_k("top_k", top_k), parse_top_k("node_top_k", node_top_k)
         append(self.sources.native, new, rows, self.sources.rows_here(node_rows))
         self.sources.accept(new, rows, node_rows)
 
@@ -198,6 +230,9 @@ class DraftSession:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

@@ -1,4 +1,6 @@
-"""The sources of draft sessions as their steps ask them: the kernel's sessions here, and members elsewhere."""
+"""The sources of draft sessions as their steps ask them: the
+kernel's sessions here, and members elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,15 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.grammar import ConstrainedTree, Grammar, GrammarText, GrammarTree, constrained
+from rest_store.drafting.draft_options import DraftOptions, TopK
+from rest_store.drafting.grammar import (
+    ConstrainedTree,
+    Grammar,
+    GrammarText,
+    GrammarTree,
+    constrained,
+)
 from rest_store.drafting.kernel_session import follow_changes, kernel_session
-from rest_store.drafting.limits import DraftLimits, TopK
 from rest_store.drafting.members import Member, MemberSettings, MemberSource, Origins, require_tree
 from rest_store.drafting.merge import merge_trees
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, source_names
@@ -35,7 +43,9 @@ from rest_store.errors import (
 if TYPE_CHECKING:
     from rest_store._kernel import PackedDraft
 
-Nodes = npt.NDArray[np.int32]  # of each node of a source's tree, the node of the session's that it became; -1: none
+Nodes = npt.NDArray[
+    np.int32
+]  # of each node of a source's tree, the node of the session's that it became; -1: none
 _NO_NODES = np.zeros(0, np.int32)
 
 
@@ -125,7 +135,9 @@ class SessionSources:
         self._ends: float | None = None  # `time.monotonic`, when it waits no longer
         self._most_nodes = 0  # of a tree of this step
         self._answers: list[tuple[OpenMember, TokenTree]] = []
-        self._merged: TokenTree | None = None  # drafted since the last `accept`, if a member's tree is a part of it
+        self._merged: TokenTree | None = (
+            None  # drafted since the last `accept`, if a member's tree is a part of it
+        )
         self._nodes = _NO_NODES  # of the kernel's tree
         self._grammar: GrammarText | None = None
         self._grammar_tree: GrammarTree | None = None  # of this step
@@ -141,11 +153,17 @@ class SessionSources:
             self.native.limit_tokens(tokenizer.vocabulary_size)
         bits = {type(source): 1 << index for index, source in enumerate(sources)}
         if references and PromptLookup not in bits:
-            raise SourceError(describe("draft session", "sources", "without a PromptLookup", "one, for the references"))
+            raise SourceError(
+                describe(
+                    "draft session", "sources", "without a PromptLookup", "one, for the references"
+                )
+            )
         for reference in references:
             self.native.add_reference(reference)
         self.native.prompt(prompt)
-        recycled = next((source.key for source in sources if isinstance(source, RecycledLogits)), None)
+        recycled = next(
+            (source.key for source in sources if isinstance(source, RecycledLogits)), None
+        )
         for index, (name, source) in enumerate(zip(self._names, sources, strict=True)):
             if isinstance(source, Grammar):
                 self._open_grammar(index, source)
@@ -154,14 +172,20 @@ class SessionSources:
             assert isinstance(source, MemberSource)  # as `require_sources` has checked
             self.elsewhere |= 1 << index
             origins = Origins(1 << index, bits.get(PromptLookup, 0), bits.get(RecycledLogits, 0))
-            settings = MemberSettings(learn, tokenizer, PromptLookup in bits, references, recycled, origins)
+            settings = MemberSettings(
+                learn, tokenizer, PromptLookup in bits, references, recycled, origins
+            )
             try:
-                self.members += [OpenMember(name, member) for member in source.members(settings, self._text)]
+                self.members += [
+                    OpenMember(name, member) for member in source.members(settings, self._text)
+                ]
             except Exception as error:
                 self._left_out.append(Drop.of(name, error))
-        self._searches_references = bool(references) and not all(one.member.has_references for one in self.members)
+        self._searches_references = bool(references) and not all(
+            one.member.has_references for one in self.members
+        )
 
-    # --- a grammar ---------------------------------------------------------------------------------------------------
+    # --- a grammar --------------------------------------------------------------------------------
 
     def _open_grammar(self, index: int, grammar: Grammar) -> None:
         try:
@@ -173,7 +197,10 @@ class SessionSources:
         self.native.use_filter(index, self._filter)
 
     def _filter(self, *candidates: Any) -> tuple[bytes, bytes] | None:
-        """Filter the candidates of a node (`GrammarTree.filter`); without a grammar, or if it fails, keep them."""
+        """Filter the candidates of a node (`GrammarTree.filter`).
+
+        Without a grammar, or if it fails, keep them.
+        """
         if self._grammar is None or self._grammar_tree is None:
             return None
         try:
@@ -182,7 +209,7 @@ class SessionSources:
             self._leave_out_grammar(error)
             return None
 
-    def _constrained(self, tree: TokenTree, limits: DraftLimits) -> ConstrainedTree:
+    def _constrained(self, tree: TokenTree, limits: DraftOptions) -> ConstrainedTree:
         """Return the tree of a member as the grammar leaves it."""
         if self._grammar is not None:
             try:
@@ -215,14 +242,14 @@ class SessionSources:
         """The sources that the latest step goes on without."""
         return self._left_out + self._drops
 
-    # --- a step ------------------------------------------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------------
 
     @property
     def drafts_here(self) -> bool:
         """Whether the kernel's tree is a part of the session's, also if members answer."""
         return not self.members or bool(self.datastores) or self._searches_references
 
-    def send(self, limits: DraftLimits, *, services: bool) -> None:
+    def send(self, limits: DraftOptions, *, services: bool) -> None:
         """Ask the members for the next step, if `services` are to be asked."""
         self._grammar_tree = None if self._grammar is None else self._grammar.tree()
         self._merged, self._drops, self._answers, self._waiting, self.waited = None, [], [], [], 0.0
@@ -251,7 +278,9 @@ class SessionSources:
         waiting, self._waiting = self._waiting, []
         for opened in waiting:
             try:
-                tree = opened.member.receive(None if self._ends is None else max(0.0, self._ends - monotonic()))
+                tree = opened.member.receive(
+                    None if self._ends is None else max(0.0, self._ends - monotonic())
+                )
                 require_tree(opened.source, tree, self._most_nodes)
             except Exception as error:
                 self._drop(opened, error)
@@ -260,7 +289,7 @@ class SessionSources:
         self.waited += perf_counter() - began
         return bool(self._answers)
 
-    def merge(self, here: PackedDraft | None, limits: DraftLimits) -> TokenTree:
+    def merge(self, here: PackedDraft | None, limits: DraftOptions) -> TokenTree:
         """Return the draft of the step.
 
         Args:
@@ -293,10 +322,12 @@ class SessionSources:
         for opened in self.members:
             opened.nodes = None
 
-    # --- what was accepted -------------------------------------------------------------------------------------------
+    # --- what was accepted ------------------------------------------------------------------------
 
     def rows_here(self, node_top_k: TopK | None) -> TopK | None:
-        """Return the rows of `node_top_k` that belong to the kernel's tree; that of `accept` to the session's.
+        """Return the rows of `node_top_k` that belong to the kernel's tree.
+
+        That of `accept` to the session's.
 
         Raises:
             ContextTypeError: there are not as many rows as the merged tree needs.
@@ -308,7 +339,9 @@ class SessionSources:
             raise ContextTypeError(describe("draft session", "node_top_k", found, expected))
         return _rows_of(self._nodes, node_top_k)
 
-    def accept(self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> None:
+    def accept(
+        self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None
+    ) -> None:
         """Tell the members what the kernel has appended; those that raise have lost the text."""
         self._accept_in_grammar(tokens.tolist())
         for opened in self.members.copy():
@@ -319,11 +352,13 @@ class SessionSources:
             opened.nodes = _NO_NODES
         self._merged = None
 
-    # --- sources that fail -------------------------------------------------------------------------------------------
+    # --- sources that fail ------------------------------------------------------------------------
 
     def leave_out_unreadable(self) -> bool:
         """Leave out datastores that have lost a page or were closed; return whether any were."""
-        faults = {index: fault for index, opened in self.datastores.items() if (fault := opened.fault())}
+        faults = {
+            index: fault for index, opened in self.datastores.items() if (fault := opened.fault())
+        }
         for index, fault in faults.items():
             self._leave_out_datastore(index, Drop(self._names[index], "error", fault))
         return bool(faults)
@@ -367,7 +402,8 @@ def _tree_of(draft: PackedDraft) -> TokenTree:
 
 
 def _rows_of(nodes: Nodes | None, node_top_k: TopK | None) -> TopK | None:
-    """Return the rows of `node_top_k`, [1 + M, k] of the session's tree, that belong to the tree of a source.
+    """Return the rows of `node_top_k`, [1 + M, k] of the session's
+    tree, that belong to the tree of a source.
 
     Returns:
         [1 + N, k], rows of -1 where nothing is known; None: nothing is known of any.
@@ -380,8 +416,12 @@ def _rows_of(nodes: Nodes | None, node_top_k: TopK | None) -> TopK | None:
     return rows
 
 
-def draft_step(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], *, services: bool) -> list[TokenTree]:
-    """Return the next draft of each session; if this raises, as interrupts do, none of them has one.
+def draft_step(
+    sessions: Sequence[SessionSources], limits: Sequence[DraftOptions], *, services: bool
+) -> list[TokenTree]:
+    """Return the next draft of each session.
+
+    If this raises, as interrupts do, none of them has one.
 
     Args:
         sessions: different ones.
@@ -391,8 +431,12 @@ def draft_step(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits]
     try:
         for session, one in zip(sessions, limits, strict=True):
             session.send(one, services=services)
-        drafts = _draft_here(sessions, limits, [i for i, session in enumerate(sessions) if session.drafts_here])
-        unanswered = [i for i, session in enumerate(sessions) if session.members and not session.receive()]
+        drafts = _draft_here(
+            sessions, limits, [i for i, session in enumerate(sessions) if session.drafts_here]
+        )
+        unanswered = [
+            i for i, session in enumerate(sessions) if session.members and not session.receive()
+        ]
         if unanswered:
             drafts |= _draft_here(sessions, limits, [i for i in unanswered if i not in drafts])
         return [session.merge(drafts.get(i), limits[i]) for i, session in enumerate(sessions)]
@@ -403,24 +447,30 @@ def draft_step(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits]
 
 
 def _draft_here(
-    sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
+    sessions: Sequence[SessionSources], limits: Sequence[DraftOptions], chosen: Collection[int]
 ) -> dict[int, PackedDraft]:
     """Return what the kernel drafts for the `chosen` sessions."""
-    opened = {datastore.store: datastore for i in chosen for datastore in sessions[i].datastores.values()}
+    opened = {
+        datastore.store: datastore for i in chosen for datastore in sessions[i].datastores.values()
+    }
     for i in chosen:
         follow_changes(sessions[i].native, sessions[i].datastores.values())
     drafts = _draft_by_kernel(sessions, limits, chosen)
     if any(datastore.fault() for datastore in opened.values()):
-        drafts |= _draft_by_kernel(sessions, limits, [i for i in chosen if sessions[i].leave_out_unreadable()])
+        drafts |= _draft_by_kernel(
+            sessions, limits, [i for i in chosen if sessions[i].leave_out_unreadable()]
+        )
     return drafts
 
 
 def _draft_by_kernel(
-    sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
+    sessions: Sequence[SessionSources], limits: Sequence[DraftOptions], chosen: Collection[int]
 ) -> dict[int, PackedDraft]:
     if not chosen:
         return {}
     if len(sessions) == 1 or limits[0].costs.size:
         return {i: sessions[i].native.draft(*limits[i]) for i in chosen}
     natives, nodes = [sessions[i].native for i in chosen], [limits[i].max_nodes for i in chosen]
-    return dict(zip(chosen, native_kernel().draft_all(natives, nodes, limits[0].is_chain), strict=True))
+    return dict(
+        zip(chosen, native_kernel().draft_all(natives, nodes, limits[0].is_chain), strict=True)
+    )

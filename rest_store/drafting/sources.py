@@ -1,4 +1,6 @@
-"""What a draft session draws continuations from, besides datastores and services: the text, and the model's logits."""
+"""What a draft session draws continuations from, besides datastores
+and services: the text, and the model's logits.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,15 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.validation import real
 from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.members import MemberSource
-from rest_store.errors import LimitError, SourceError, describe
+from rest_store.errors import ArgumentError, SourceError, describe
 
 if TYPE_CHECKING:
     from rest_store._kernel import NativeRecycledLogits
 
 
 class PromptLookup:
-    """Continuations from the prompt and the output so far, at several suffix lengths, recent ones weighing more.
+    """Continuations from the prompt and the output so far, at
+    several suffix lengths, recent ones weighing more.
 
     A marker: the session holds the text. Source: Saxena, "Prompt Lookup Decoding" (2023).
     """
@@ -33,12 +36,14 @@ class PromptLookup:
 
 
 class RecycledLogits:
-    """Tokens that the target model itself found likely after similar contexts, as passed to `DraftSession.accept`.
+    """Tokens that the target model itself found likely after similar
+    contexts, as passed to `DraftSession.accept`.
 
-    Rows are kept for the last one, two, three and four tokens of a context: at most 131,072 rows of 8 tokens (9 MB);
-    new rows replace old ones. A row combines the likely tokens of every time that its context came up; later times
-    weigh more. Sessions may share one: what one generation learnt then helps the next. Thread-safe. Source: Token
-    Recycling, arXiv 2408.08696, which keeps only rows for the last token, each from the latest time.
+    Rows are kept for the last one, two, three and four tokens of a context: at most 131,072 rows of
+    8 tokens (9 MB); new rows replace old ones. A row combines the likely tokens of every time that
+    its context came up; later times weigh more. Sessions may share one: what one generation learnt
+    then helps the next. Thread-safe. Source: Token Recycling, arXiv 2408.08696, which keeps only
+    rows for the last token, each from the latest time.
     """
 
     def __init__(self) -> None:
@@ -62,12 +67,15 @@ class RecycledLogits:
         return "recycled logits"
 
 
-# What a session takes: the client of a service is a `MemberSource`. It comes last, since protocols are slow to check.
+# What a session takes: the client of a service is a `MemberSource`. It comes last, since protocols
+# are slow to check.
 Source: TypeAlias = Store | PromptLookup | RecycledLogits | Grammar | MemberSource
 
 
 def source_names(sources: Iterable[object]) -> list[str]:
-    """Return a name for each source: the path of a datastore in this process, the kind, or what `str` says."""
+    """Return a name for each source: the path of a datastore in
+    this process, the kind, or what `str` says.
+    """
     names: list[str] = []
     for source in sources:
         name = str(source.path if isinstance(source, Store) else source)
@@ -80,37 +88,54 @@ def require_sources(where: str, sources: object) -> None:
 
     Args:
         where: how messages begin.
-        sources: at most 8, each of them once: at most one `PromptLookup`, one `RecycledLogits` and 6 others.
+        sources: at most 8, each of them once: at most one `PromptLookup`, one `RecycledLogits` and
+            6 others.
 
     Raises:
-        SourceError: not a sequence of sources, an object is not a source, is given twice, or there are too many.
+        SourceError: not a sequence of sources, an object is not a source, is given twice, or there
+            are too many.
         NativeKernelError: the kernel was not compiled.
     """
-    most_stores = int(native_kernel().MAX_STORES)
+    max_stores = int(native_kernel().MAX_STORES)
     if not isinstance(sources, Sequence) or isinstance(sources, str | bytes):
         raise SourceError(describe(where, "sources", kind_of(sources), "a list of sources"))
     for index, source in enumerate(sources):
         if isinstance(source, type) or not isinstance(source, Source):
-            expected = "a datastore, a DatastoreClient, a PromptLookup, a RecycledLogits or a Grammar"
+            expected = (
+                "a datastore, a DatastoreClient, a PromptLookup, a RecycledLogits or a Grammar"
+            )
             raise SourceError(describe(where, f"source {index}", kind_of(source), expected))
         if any(source is other for other in sources[:index]):
-            raise SourceError(describe(where, f"source {index}", "one of the others", "another one"))
+            raise SourceError(
+                describe(where, f"source {index}", "one of the others", "another one")
+            )
     for kind in (PromptLookup, RecycledLogits, Grammar):
-        if len(alike := [index for index, source in enumerate(sources) if isinstance(source, kind)]) > 1:
-            raise SourceError(describe(where, f"source {alike[1]}", f"a second {kind.__name__}", "one of each"))
+        if (
+            len(
+                alike := [index for index, source in enumerate(sources) if isinstance(source, kind)]
+            )
+            > 1
+        ):
+            raise SourceError(
+                describe(where, f"source {alike[1]}", f"a second {kind.__name__}", "one of each")
+            )
     stores = sum(not isinstance(source, PromptLookup | RecycledLogits) for source in sources)
-    if stores > most_stores:
-        raise SourceError(describe(where, "number of sources with counts", stores, f"at most {most_stores}"))
+    if stores > max_stores:
+        raise SourceError(
+            describe(where, "number of sources with counts", stores, f"at most {max_stores}")
+        )
 
 
 def require_source_timeout(where: str, timeout: object) -> None:
     """Check the seconds that a step waits for services.
 
     Raises:
-        LimitError: `timeout` is neither None nor a time that a thread can wait.
+        ArgumentError: `timeout` is neither None nor a time that a thread can wait.
     """
     if timeout is not None and not 0 <= real(timeout) <= TIMEOUT_MAX:
-        raise LimitError(describe(where, "source_timeout", repr(timeout), "None or seconds from 0 on"))
+        raise ArgumentError(
+            describe(where, "source_timeout", repr(timeout), "None or seconds from 0 on")
+        )
 
 
 def kind_of(value: object) -> str:

@@ -16,8 +16,8 @@ def most_likely(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.i
         count: of tokens, 1..8.
 
     Returns:
-        int32[n, count], the most likely one first, and of equally likely ones the first. -1 where there are fewer: NaN
-        and minus infinity are no likely tokens.
+        int32[n, count], the most likely one first, and of equally likely ones the first. -1 where
+        there are fewer: NaN and minus infinity are no likely tokens.
 
     Raises:
         NativeKernelError: the kernel was not compiled.

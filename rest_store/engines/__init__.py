@@ -1,1 +1,3 @@
-"""Drafting inside serving engines: one package for each engine, and beside them what knows nothing of any."""
+"""Drafting inside serving engines: one package for each engine, and
+beside them what knows nothing of any.
+"""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from rest_store.drafting.limits import TOP_K
+from rest_store.drafting.draft_options import TOP_K
 from rest_store.drafting.top_k import most_likely
 
 
 def likely_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """Return the tokens of the greatest logits, int32[n, 8], the greatest first; fewer if the vocabulary is smaller.
+    """Return the tokens of the greatest logits, int32[n, 8], the greatest first.
+
+    Fewer if the vocabulary is smaller.
 
     Args:
         logits: [n, vocabulary].

@@ -1,4 +1,6 @@
-"""What a drafter inside an engine has done so far: as totals, lines of a log, and Prometheus counters."""
+"""What a drafter inside an engine has done so far: as totals, lines
+of a log, and Prometheus counters.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,16 @@ Totals = Counter[tuple[str, str]]  # by name and label; the label is "" where a 
 class EngineMetrics:
     """Counts, and tells others from time to time. One thread at a time.
 
-    Where engine and server are two processes, the server sees the counters only in the multiprocess mode of
-    prometheus_client: the environment variable `PROMETHEUS_MULTIPROC_DIR` names an empty directory for both.
+    Where engine and server are two processes, the server sees the counters only in the multiprocess
+    mode of prometheus_client: the environment variable `PROMETHEUS_MULTIPROC_DIR` names an empty
+    directory for both.
 
     Args:
         sources: names of the sources, by their index in sessions.
         log: gets lines, and a warning for each kind of error.
         interval: seconds between lines.
-        labels: labels of the Prometheus metrics, such as the number of the engine; the names of labels are the same in
-            all of a process. None: nothing is exported.
+        labels: labels of the Prometheus metrics, such as the number of the engine; the names of
+            labels are the same in all of a process. None: nothing is exported.
         clock: seconds that pass.
 
     Attributes:
@@ -62,7 +65,9 @@ class EngineMetrics:
         self._labels = labels
         self._clock = clock
         self._counts: Totals = Counter()
-        self._verified: Counter[tuple[int, bool]] = Counter()  # sources as a bitmask, whether accepted
+        self._verified: Counter[tuple[int, bool]] = (
+            Counter()
+        )  # sources as a bitmask, whether accepted
         self._reasons: set[str] = set()
         self._logged_at, self._logged = clock(), self.totals()
         self._exported = self.totals()
@@ -88,7 +93,9 @@ class EngineMetrics:
             error: why.
         """
         self.count("errors", label=where)
-        reason = " ".join((error if isinstance(error, str) else error_text(error))[:_MAX_REASON_LENGTH].split())
+        reason = " ".join(
+            (error if isinstance(error, str) else error_text(error))[:_MAX_REASON_LENGTH].split()
+        )
         if reason not in self._reasons and len(self._reasons) < _MAX_REASONS:
             self._reasons.add(reason)
             self._log.warning("rest-store: no drafts (%s): %s; said once", where, reason)
@@ -132,7 +139,11 @@ def line(totals: Totals, sessions: int) -> str:
     """Return a line about what was counted in some time, and the sessions that are open."""
 
     def by_label(name: str) -> str:
-        return ", ".join(f"{label} {total}" for (counter, label), total in sorted(totals.items()) if counter == name)
+        return ", ".join(
+            f"{label} {total}"
+            for (counter, label), total in sorted(totals.items())
+            if counter == name
+        )
 
     drafted, accepted = totals["draft_tokens", ""], totals["accepted_tokens", ""]
     parts = [f"{counted(drafted, 'draft token')}, {accepted} accepted"]
@@ -157,4 +168,6 @@ def _metrics(labels: tuple[str, ...]) -> tuple[dict[str, Any], Any]:
         name: Counter(prefix + name, text, [*labels, *([label] if label else [])])
         for name, (label, text) in COUNTERS.items()
     }
-    return counters, Gauge(prefix + "sessions", "Sessions open now.", labels, multiprocess_mode="mostrecent")
+    return counters, Gauge(
+        prefix + "sessions", "Sessions open now.", labels, multiprocess_mode="mostrecent"
+    )

@@ -16,7 +16,9 @@ from rest_store.drafting.session import DraftSession
 from rest_store.errors import describe
 
 Tokens = npt.NDArray[np.int32]
-Rows = npt.NDArray[np.int32]  # the model's most likely tokens after each of some positions, [n, k]; -1 ends a row
+Rows = npt.NDArray[
+    np.int32
+]  # the model's most likely tokens after each of some positions, [n, k]; -1 ends a row
 
 
 class NewRequest(NamedTuple):
@@ -28,7 +30,8 @@ class NewRequest(NamedTuple):
         prompt: how many of these are prompt; the others are output.
         most: the most tokens of output; None: unknown.
         ends: tokens that end its output.
-        references: texts that the output will probably resemble, as token ids or as strings, the likeliest last.
+        references: texts that the output will probably resemble, as token ids or as strings, the
+            likeliest last.
         group, epoch: of the document that is remembered, as `LiveDatastore.add` takes them.
     """
 
@@ -63,8 +66,8 @@ def references_of(prediction: object, failed: Callable[[str], None]) -> list[Int
     """Return the references that the extra argument `prediction` of a request holds.
 
     Args:
-        prediction: a text or token ids, or a list of these; an object like that of OpenAI's API, whose `content` is
-            such a thing; None: there are none.
+        prediction: a text or token ids, or a list of these; an object like that of OpenAI's API,
+            whose `content` is such a thing; None: there are none.
         failed: called with why it is left out.
     """
     content = prediction.get("content") if isinstance(prediction, Mapping) else prediction
@@ -96,7 +99,8 @@ class StepRequest(NamedTuple):
         id: of the request.
         tokens: int32[n], what the model has written since the last step, perhaps nothing.
         max_nodes: most draft tokens.
-        verified: the chain that the engine verified in the step that wrote `tokens`; None: the draft of the last step.
+        verified: the chain that the engine verified in the step that wrote `tokens`; None: the
+            draft of the last step.
         top_k, node_top_k: what the model found likely, as `DraftSession.accept` takes it.
     """
 
@@ -114,8 +118,8 @@ class EngineRequest:
     Attributes:
         new: how it began.
         session: None until it is opened, and after an error.
-        is_given_up: whether it gets no drafts any more: a token of its text or references is none of the model's, or
-            drafting failed for it and not for others.
+        is_given_up: whether it gets no drafts any more: a token of its text or references is none
+            of the model's, or drafting failed for it and not for others.
         drafted: the session's latest draft; None: there is none for the text as it is.
     """
 
@@ -138,14 +142,22 @@ class EngineRequest:
         return np.array(self._text, np.int32)
 
     def verified(self, step: StepRequest) -> tuple[list[int], list[int]]:
-        """Return the sources of each draft token that was verified, and which of them the model also wrote."""
+        """Return the sources of each draft token that was verified,
+        and which of them the model also wrote.
+        """
         written = step.tokens.tolist()
         if step.verified is None:
             if self.drafted is None:
                 return [], []
-            return np.asarray(self.drafted.origins).tolist(), self.drafted.longest_path(written).tolist()
+            return np.asarray(self.drafted.origins).tolist(), self.drafted.longest_path(
+                written
+            ).tolist()
         tokens = step.verified.tokens
-        wrong = (index for index, (token, right) in enumerate(zip(tokens, written, strict=False)) if token != right)
+        wrong = (
+            index
+            for index, (token, right) in enumerate(zip(tokens, written, strict=False))
+            if token != right
+        )
         return step.verified.origins, list(range(next(wrong, min(len(tokens), len(written)))))
 
     def extend(self, tokens: Tokens) -> None:
@@ -154,14 +166,18 @@ class EngineRequest:
         self._latest = [*self._latest[-1:], tokens.size]
 
     def document(self) -> OutputDocument | None:
-        """Return what the model wrote since the last document; None if it is too short to be remembered.
+        """Return what the model wrote since the last document.
 
-        Engines let steps run that began before a request's end was known. What these wrote is left out where the end
-        shows: at the most tokens of output, or at an end token.
+        None if it is too short to be remembered.
+
+        Engines let steps run that began before a request's end was known. What these wrote is left
+        out where the end shows: at the most tokens of output, or at an end token.
         """
         start, most = self._start, self.new.most
         last = len(self._text) if most is None else min(self.new.prompt + most, len(self._text))
-        unsure = max(start, len(self._text) - sum(self._latest))  # from here on, an end token is the end
+        unsure = max(
+            start, len(self._text) - sum(self._latest)
+        )  # from here on, an end token is the end
         end = next((i + 1 for i in range(unsure, last) if self._text[i] in self.new.ends), last)
         before = self._text[max(0, start - PROMPT_TOKENS) : start]
         document = OutputDocument.of(before, self._text[start:end], self.new.group, self.new.epoch)

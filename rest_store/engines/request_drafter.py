@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import label, limit
+from rest_store.datastore.validation import check_int, label
 from rest_store.drafting.batch import accept_all, draft_all
 from rest_store.drafting.costs import Pauses
 from rest_store.drafting.output_document import OutputDocument
@@ -23,7 +23,8 @@ from rest_store.engines.sources import EngineSources
 from rest_store.errors import describe
 
 _WORK_SECONDS = 0.5
-_IDLE_SECONDS = 10.0  # without a draft, longer than most prompts are read for: some engines tell of no end at rest
+# Without a draft, longer than most prompts are read for: some engines tell of no end at rest.
+_IDLE_SECONDS = 10.0
 NO_TREE = TokenTree([], [], [], scores=[], origins=[])
 
 _Asked = TypeVar("_Asked", bound=tuple[Any, ...])
@@ -42,8 +43,9 @@ class RequestDrafter:
         clock: returns the time in seconds.
 
     Attributes:
-        before_rest: called before outputs are remembered because the engine rests or ends, and without a lock of this:
-            what steps have written is taken in, where that is done a step late; None: nothing is late.
+        before_rest: called before outputs are remembered because the engine rests or ends, and
+            without a lock of this: what steps have written is taken in, where that is done a step
+            late; None: nothing is late.
 
     Thread-safe. A thread of its own calls `work` until `close`.
     """
@@ -65,10 +67,14 @@ class RequestDrafter:
         self._services = Pauses()
         self._returned = clock()  # when the latest draft was made
         self._waited = 0.0  # seconds, for services in the latest step
-        self._written = self._of_services = 0  # requests that wrote since then; tokens that services alone brought them
+        self._written = self._of_services = (
+            0  # requests that wrote since then; tokens that services alone brought them
+        )
         self._lock = threading.RLock()
         self._closed = threading.Event()
-        keeper = threading.Thread(target=_work, args=(weakref.ref(self), self._closed), name="rest-store", daemon=True)
+        keeper = threading.Thread(
+            target=_work, args=(weakref.ref(self), self._closed), name="rest-store", daemon=True
+        )
         keeper.start()
 
     def length(self, id: str) -> int:
@@ -77,7 +83,10 @@ class RequestDrafter:
         return 0 if request is None else len(request)
 
     def begin(self, request: NewRequest) -> None:
-        """Begin a request, or begin it anew with another text; its session is opened with its first draft."""
+        """Begin a request, or begin it anew with another text.
+
+        Its session is opened with its first draft.
+        """
         with self._lock:
             try:
                 self._close_session(self._requests.pop(request.id, None))
@@ -86,11 +95,14 @@ class RequestDrafter:
                 self.metrics.count_error("begin", error)
 
     def _prepared(self, request: NewRequest) -> NewRequest:
-        """Return a request with references as token ids, those of its group first; what is malformed is left out."""
+        """Return a request with references as token ids, those of its group first.
+
+        What is malformed is left out.
+        """
         failed = partial(self.metrics.count_error, "references")
         try:
             label("request", "a group", request.group)
-            limit("epoch", request.epoch, 2**62, least=0, where="request")
+            check_int("epoch", request.epoch, 2**62, minimum=0, where="request")
         except Exception as error:
             failed(error)
             request = request._replace(group="", epoch=0)
@@ -109,7 +121,8 @@ class RequestDrafter:
             shape: "tree" or "chain".
 
         Returns:
-            A tree for each of `steps`, of at most `max_nodes` tokens of the vocabulary, with scores and origins.
+            A tree for each of `steps`, of at most `max_nodes` tokens of the vocabulary, with scores
+            and origins.
         """
         began = self._clock()
         with self._lock:
@@ -126,7 +139,10 @@ class RequestDrafter:
         return trees
 
     def accept(self, steps: Sequence[StepRequest]) -> None:
-        """Take in what requests have written, where no draft is asked for; `draft` does so itself."""
+        """Take in what requests have written, where no draft is asked for.
+
+        `draft` does so itself.
+        """
         began = self._clock()
         with self._lock:
             try:
@@ -136,14 +152,17 @@ class RequestDrafter:
             self.metrics.count("seconds", self._clock() - began)
 
     def _accept(self, steps: Sequence[StepRequest]) -> None:
-        """Count what became of the drafts that the engine verified, and have sessions accept what was written."""
+        """Count what became of the drafts that the engine verified,
+        and have sessions accept what was written.
+        """
         grown: list[tuple[EngineRequest, DraftSession, StepRequest]] = []
         for step in steps:
             if not step.tokens.size or (request := self._requests.get(step.id)) is None:
                 continue
             origins, accepted = request.verified(step)
             self.metrics.count_draft(origins, accepted)
-            # From the first node on that only services proposed, something else would have been drafted here.
+            # From the first node on that only services proposed, something else would have been
+            # drafted here.
             here = (i for i, node in enumerate(accepted) if not origins[node] & self._sources.here)
             self._of_services += len(accepted) - next(here, len(accepted))
             self._written += 1
@@ -166,11 +185,13 @@ class RequestDrafter:
     def _isolated(
         self, asked: Sequence[_Asked], call: Callable[[Sequence[_Asked]], Sequence[_Result]]
     ) -> list[_Result | None]:
-        """Do something for all sessions at once, and for one after the other if that fails: a fault costs one request.
+        """Do something for all sessions at once, and for one after the
+        other if that fails: a fault costs one request.
 
         Args:
-            asked: the request of each, its session, and more. If it fails for this one alone, too, the session is
-                closed: for good if it does not fail for others, so that it fails no more.
+            asked: the request of each, its session, and more. If it fails for this one alone, too,
+                the session is closed: for good if it does not fail for others, so that it fails no
+                more.
             call: does it for some of `asked`; if it raises, it has done nothing.
 
         Returns:
@@ -182,7 +203,9 @@ class RequestDrafter:
             self.metrics.count_error("propose", error)
         results: list[_Result | None] = [None] * len(asked)
         for index in range(len(asked) if len(asked) > 1 else 0):
-            with suppress(Exception):  # as the one that was counted, or another fault of the same request
+            with suppress(
+                Exception
+            ):  # as the one that was counted, or another fault of the same request
                 results[index] = next(iter(call(asked[index : index + 1])))
         for (request, *_), result in zip(asked, results, strict=True):
             if result is None:
@@ -190,33 +213,55 @@ class RequestDrafter:
                 request.is_given_up = any(other is not None for other in results)
         return results
 
-    def _draft(self, steps: Sequence[StepRequest], shape: str, began: float, trees: list[TokenTree]) -> None:
+    def _draft(
+        self, steps: Sequence[StepRequest], shape: str, began: float, trees: list[TokenTree]
+    ) -> None:
         if self._waited:
             seconds = max(began - self._returned, 1e-6)
-            self._services.settle(self._of_services / max(1, self._written) - self._waited / seconds)
+            self._services.settle(
+                self._of_services / max(1, self._written) - self._waited / seconds
+            )
             self._waited = 0.0
         self._written = self._of_services = 0
-        asked: list[tuple[EngineRequest, DraftSession, int, int]] = []  # with its place and its most nodes
+        asked: list[
+            tuple[EngineRequest, DraftSession, int, int]
+        ] = []  # with its place and its most nodes
         for index, step in enumerate(steps):
             request = self._requests.get(step.id)
-            if request is not None and step.max_nodes > 0 and (session := self._session(request)) is not None:
+            if (
+                request is not None
+                and step.max_nodes > 0
+                and (session := self._session(request)) is not None
+            ):
                 asked.append((request, session, index, step.max_nodes))
         if not asked:
             return
         services = self._services.ends()
 
-        def drafted(some: Sequence[tuple[EngineRequest, DraftSession, int, int]]) -> list[TokenTree]:
-            sessions, most = [session for _, session, _, _ in some], [most for _, _, _, most in some]
+        def drafted(
+            some: Sequence[tuple[EngineRequest, DraftSession, int, int]],
+        ) -> list[TokenTree]:
+            sessions, most = (
+                [session for _, session, _, _ in some],
+                [most for _, _, _, most in some],
+            )
             return draft_all(sessions, most, shape=shape, services=services)
 
-        for (request, session, index, _), tree in zip(asked, self._isolated(asked, drafted), strict=True):
+        for (request, session, index, _), tree in zip(
+            asked, self._isolated(asked, drafted), strict=True
+        ):
             if tree is None:
                 continue
             for absence in session.statistics.absent.values():
                 self.metrics.count_error("source", absence.reason)
-            if len(tree) and not 0 <= tree.tokens.min() <= tree.tokens.max() < self._vocabulary_size:
+            if (
+                len(tree)
+                and not 0 <= tree.tokens.min() <= tree.tokens.max() < self._vocabulary_size
+            ):
                 expected = f"0..{self._vocabulary_size - 1}"
-                self.metrics.count_error("tokens", describe("draft", "token id", int(tree.tokens.max()), expected))
+                self.metrics.count_error(
+                    "tokens", describe("draft", "token id", int(tree.tokens.max()), expected)
+                )
                 self._close_session(request)
                 request.is_given_up = True
             else:
@@ -233,7 +278,10 @@ class RequestDrafter:
         return request.session
 
     def finish(self, ids: Iterable[str]) -> None:
-        """End requests: what they wrote is remembered, and their sessions are closed. Unknown ids are skipped."""
+        """End requests: what they wrote is remembered, and their sessions are closed.
+
+        Unknown ids are skipped.
+        """
         with self._lock:
             ended = [request for id in ids if (request := self._requests.pop(id, None)) is not None]
             self._remember(ended)
@@ -241,7 +289,10 @@ class RequestDrafter:
                 self._close_session(request)
 
     def _remember(self, requests: Iterable[EngineRequest]) -> None:
-        """Queue what requests wrote to be remembered; what was remembered before is not added again."""
+        """Queue what requests wrote to be remembered.
+
+        What was remembered before is not added again.
+        """
         try:
             if self._sources.target is not None and (documents := self._documents(requests)):
                 counts = RememberCounts()
@@ -262,7 +313,10 @@ class RequestDrafter:
         return list(documents.values())
 
     def drop(self, ids: Iterable[str]) -> None:
-        """Close the sessions of requests that the engine puts off, and forget them; they begin anew."""
+        """Close the sessions of requests that the engine puts off, and forget them.
+
+        They begin anew.
+        """
         with self._lock:
             for id in ids:
                 self._close_session(self._requests.pop(id, None))

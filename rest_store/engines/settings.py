@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rest_store.drafting.sources import require_source_timeout
-from rest_store.errors import EngineSettingsError, LimitError, describe
+from rest_store.errors import ArgumentError, describe
 from rest_store.service.options import Access
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def _are_texts(value: object) -> bool:
 def _is_timeout(value: object) -> bool:
     try:
         require_source_timeout("", value)
-    except LimitError:
+    except ArgumentError:
         return False
     return value is not None
 
@@ -40,16 +40,19 @@ class EngineSettings:
     """The settings of a drafter inside a serving engine.
 
     Attributes:
-        datastores: what to draft from: directories, frozen or live, and locations of datastores elsewhere, such as
-            `host:50051/code` or `s3://bucket/code`.
-        remember: a live datastore that finished requests are added to, and that is drafted from too: a directory, new
-            or as it is, or the location of one that a service has; None: nothing is remembered.
-        namespace: of `remember`, whose documents alone are drafted from, and which outputs are added to.
-        drafting: "local": datastores from elsewhere are copied, and the copies of live ones kept up to date; "remote":
-            each step asks their services for drafts.
+        datastores: what to draft from: directories, frozen or live, and locations of datastores
+            elsewhere, such as `host:50051/code` or `s3://bucket/code`.
+        remember: a live datastore that finished requests are added to, and that is drafted from
+            too: a directory, new or as it is, or the location of one that a service has; None:
+            nothing is remembered.
+        namespace: of `remember`, whose documents alone are drafted from, and which outputs are
+            added to.
+        drafting: "local": datastores from elsewhere are copied, and the copies of live ones kept up
+            to date; "remote": each step asks their services for drafts.
         cache: directory for the copies; None: `~/.cache/rest-store`.
         source_timeout: seconds that a step waits for services, for the whole batch together.
-        token_file: file with a bearer token for services; None: the environment variable `REST_STORE_TOKEN`.
+        token_file: file with a bearer token for services; None: the environment variable
+            `REST_STORE_TOKEN`.
         tls: whether services are reached through TLS; the other TLS settings imply it.
         tls_ca: PEM file of the authority of the services' certificates.
         tls_cert: PEM file of a client certificate.
@@ -87,22 +90,30 @@ class EngineSettings:
             where: its key in the configuration, for messages.
 
         Raises:
-            EngineSettingsError: not an object, an unknown key, or a value of the wrong type; the message is one line.
+            ArgumentError: not an object, an unknown key, or a value of the wrong type; the message
+                is one line.
         """
         if not isinstance(settings, Mapping):
             found = "absent" if settings is None else f"a {type(settings).__name__}"
-            raise EngineSettingsError(describe(where, "the object of settings", found, "{'datastores': [...]}"))
+            raise ArgumentError(
+                describe(where, "the object of settings", found, "{'datastores': [...]}")
+            )
         known = [field.name for field in fields(cls)]
         for name, value in settings.items():
             if name not in known:
-                raise EngineSettingsError(describe(where, "a key", ascii(name), f"one of {', '.join(known)}"))
+                raise ArgumentError(
+                    describe(where, "a key", ascii(name), f"one of {', '.join(known)}")
+                )
             holds, expected = cls.kinds.get(name, (_is_text, "a string"))
             if not holds(value):
-                raise EngineSettingsError(describe(where, name, reprlib.repr(value), expected))
+                raise ArgumentError(describe(where, name, reprlib.repr(value), expected))
         return cls(**settings)
 
     def access(self) -> dict[str, Any]:
-        """Return `token` and `tls` as clients of services take them; raise ServeError for a file without a token."""
+        """Return `token` and `tls` as clients of services take them.
+
+        Raise ServeError for a file without a token.
+        """
         paths = [self.token_file, self.tls_ca, self.tls_cert, self.tls_key]
         token_file, ca, cert, key = (None if path is None else Path(path) for path in paths)
         return Access(token_file, self.tls, ca, cert, key, self.tls_server_name).arguments()

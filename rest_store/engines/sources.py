@@ -16,16 +16,16 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.limits import references_of
+from rest_store.drafting.draft_options import parse_references
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 from rest_store.engines.settings import EngineSettings
 from rest_store.errors import (
     DeadlineError,
+    QueryError,
     ServiceUnavailableError,
     TokenizerLoadError,
-    TokenRangeError,
     describe,
 )
 from rest_store.live.opening import open_store
@@ -34,11 +34,13 @@ _CLIENT_SECONDS = 0.1  # of a step, which waits for `source_timeout` at most
 
 
 class EngineSources:
-    """The sources of an engine's sessions, and the calibration that they learn together. Thread-safe.
+    """The sources of an engine's sessions, and the calibration that
+    they learn together. Thread-safe.
 
     Args:
         settings: what to open.
-        tokenizer: the model's; None: unknown, so all sources must have the tokenizer of the first that has one.
+        tokenizer: the model's; None: unknown, so all sources must have the tokenizer of the first
+            that has one.
         name: of the model, for messages, and for what services learn of it.
         vocabulary_size: token ids of the model.
         where: where the settings stand, for messages.
@@ -50,8 +52,8 @@ class EngineSources:
         target: what finished requests are added to; None: nothing.
 
     Raises:
-        RestStoreError: of the subclass for the cause: something cannot be opened, or has another tokenizer, or
-            there are too many sources.
+        RestStoreError: of the subclass for the cause: something cannot be opened, or has another
+            tokenizer, or there are too many sources.
     """
 
     def __init__(
@@ -84,21 +86,36 @@ class EngineSources:
             require_sources(where, [*self._sources, PromptLookup()])
             self._require_same_tokenizers(vocabulary_size)
             self._stack = stack.pop_all()
-        self.labels = [*("memory" if location == remember else location for location in locations), "prompt", "logits"]
-        elsewhere = [bit for bit, source in enumerate(self._sources) if not isinstance(source, Store)]
+        self.labels = [
+            *("memory" if location == remember else location for location in locations),
+            "prompt",
+            "logits",
+        ]
+        elsewhere = [
+            bit for bit, source in enumerate(self._sources) if not isinstance(source, Store)
+        ]
         self.here = sum(1 << bit for bit in range(len(self.labels)) if bit not in elsewhere)
         self.target: RememberTarget | None = None if remember is None else sources[remember]
 
-    def _open(self, location: str, settings: EngineSettings, is_remembered: bool, log: logging.Logger) -> Any:
-        """Open what is at `location`; as a client of its service, if that is wanted or there is no copy yet."""
+    def _open(
+        self, location: str, settings: EngineSettings, is_remembered: bool, log: logging.Logger
+    ) -> Any:
+        """Open what is at `location`.
+
+        As a client of its service, if that is wanted or there is no copy yet.
+        """
         access = settings.access() if is_remote(location) else {}
         if settings.drafting == "local" or not is_remote(location):
             with suppress(ServiceUnavailableError, DeadlineError):
                 if not is_remembered:
-                    return open_store(location, tokenizer=self._identity, cache=settings.cache, **access)
+                    return open_store(
+                        location, tokenizer=self._identity, cache=settings.cache, **access
+                    )
                 from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
 
-                return LiveDatastore.open(location, tokenizer=self._tokenizer, cache=settings.cache, **access)
+                return LiveDatastore.open(
+                    location, tokenizer=self._tokenizer, cache=settings.cache, **access
+                )
         from rest_store.service.client.opening import open_client  # loads gRPC
 
         return open_client(
@@ -106,7 +123,9 @@ class EngineSources:
             lambda line: log.warning("rest-store: %s", line),
             tokenizer=self._identity,
             namespace=settings.namespace if is_remembered else "",
-            timeout=max(_CLIENT_SECONDS, settings.source_timeout),  # or the client would wait for less
+            timeout=max(
+                _CLIENT_SECONDS, settings.source_timeout
+            ),  # or the client would wait for less
             **access,
         )
 
@@ -118,7 +137,7 @@ class EngineSources:
             self._identity.require_same(store.tokenizer, store.path)
             if store.vocabulary_size > vocabulary_size:
                 found, expected = store.vocabulary_size, f"at most the model's {vocabulary_size}"
-                raise TokenRangeError(describe(store.path, "vocabulary size", found, expected))
+                raise QueryError(describe(store.path, "vocabulary size", found, expected))
 
     @property
     def stores(self) -> Sequence[Store]:
@@ -130,14 +149,18 @@ class EngineSources:
 
         Raises:
             TokenizerLoadError: one is a text, but the engine has no tokenizer.
-            ContextTypeError, TokenRangeError: one is neither a text nor 1-D integers of 0 .. 2^31 - 1.
+            ContextTypeError, QueryError: one is neither a text nor 1-D integers of 0 .. 2^31 - 1.
         """
         if self._tokenizer is None and any(isinstance(reference, str) for reference in references):
-            raise TokenizerLoadError(describe("engine", "tokenizer", "absent", "one, for references that are texts"))
+            raise TokenizerLoadError(
+                describe("engine", "tokenizer", "absent", "one, for references that are texts")
+            )
         encode: Any = getattr(self._tokenizer, "encode", None)
-        return references_of(
+        return parse_references(
             [
-                encode(reference, add_special_tokens=False) if isinstance(reference, str) else reference
+                encode(reference, add_special_tokens=False)
+                if isinstance(reference, str)
+                else reference
                 for reference in references
             ]
         )
@@ -162,7 +185,10 @@ class EngineSources:
         )
 
     def close(self) -> None:
-        """Close all sources; what is queued to be remembered is written first, for two seconds at most."""
+        """Close all sources.
+
+        What is queued to be remembered is written first, for two seconds at most.
+        """
         if self.target is not None:
             flush(self.target)
         self._stack.close()

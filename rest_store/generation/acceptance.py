@@ -1,4 +1,5 @@
-"""Which draft tokens are accepted: those that the model chooses, too, from the context on along the tree.
+"""Which draft tokens are accepted: those that the model chooses,
+too, from the context on along the tree.
 
 Each written token is one call of the stopping criteria.
 """
@@ -12,7 +13,7 @@ import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.output import Piece
 from rest_store.generation.rows import Row
 from rest_store.generation.top_k import TopTokens
@@ -23,7 +24,8 @@ class Stops:
     """Decides whether a token was the last of its row.
 
     Args:
-        criteria: the prepared stopping criteria of the generation; each is called with every token of a single row.
+        criteria: the prepared stopping criteria of the generation; each is called with every token
+            of a single row.
 
     Attributes:
         are_simple: only the length and single tokens end a row; no tensor of the row is needed.
@@ -32,8 +34,14 @@ class Stops:
 
     def __init__(self, criteria: Sequence[Any]) -> None:
         self._criteria = criteria
-        self.are_simple = all(type(criterion) in (EosTokenCriteria, MaxLengthCriteria) for criterion in criteria)
-        lengths = [criterion.max_length for criterion in criteria if isinstance(criterion, MaxLengthCriteria)]
+        self.are_simple = all(
+            type(criterion) in (EosTokenCriteria, MaxLengthCriteria) for criterion in criteria
+        )
+        lengths = [
+            criterion.max_length
+            for criterion in criteria
+            if isinstance(criterion, MaxLengthCriteria)
+        ]
         self.max_length: int | None = min(lengths) if lengths else None
         self._ends: set[int] = set()
         for criterion in criteria:
@@ -45,27 +53,36 @@ class Stops:
         return token in self._ends
 
     def after(self, token: int, length: int) -> bool:
-        """Return whether a row of `length` tokens that ends in `token` has ended; for simple criteria."""
+        """Return whether a row of `length` tokens that ends in `token` has ended.
+
+        For simple criteria.
+        """
         return token in self._ends or (self.max_length is not None and length >= self.max_length)
 
     def judge(self, ids: torch.Tensor, scores: Any) -> bool:
         """Return whether the row `ids`, int64[1, length], has ended; for any criteria.
 
         Raises:
-            ModeNotSupportedError: a criterion answers for several rows.
+            NotSupportedError: a criterion answers for several rows.
         """
         ended = False
         for criterion in self._criteria:
             answer = criterion(ids, scores)
             if isinstance(answer, torch.Tensor) and answer.numel() != 1:
-                shape, expected = f"of shape {list(answer.shape)}", "for one row: each call is about one"
-                raise ModeNotSupportedError(describe(type(criterion).__name__, "its answer", shape, expected))
+                shape, expected = (
+                    f"of shape {list(answer.shape)}",
+                    "for one row: each call is about one",
+                )
+                raise NotSupportedError(
+                    describe(type(criterion).__name__, "its answer", shape, expected)
+                )
             ended = bool(answer) or ended
         return ended
 
 
 class Acceptance:
-    """Writes the next tokens of each row: chosen one by one along the row's tree, until they leave it.
+    """Writes the next tokens of each row: chosen one by one along
+    the row's tree, until they leave it.
 
     Args:
         rows: written to.
@@ -87,7 +104,9 @@ class Acceptance:
         self._rows, self._stops, self._typical = rows, stops, typical
         self._keeps_logits, self._keeps_scores = keeps_logits, keeps_scores
 
-    def accept(self, logits: torch.Tensor, top_tokens: TopTokens, trees: Sequence[TokenTree]) -> Piece:
+    def accept(
+        self, logits: torch.Tensor, top_tokens: TopTokens, trees: Sequence[TokenTree]
+    ) -> Piece:
         """Write what one forward pass brought, and return it.
 
         Args:
@@ -95,13 +114,19 @@ class Acceptance:
             top_tokens: the most likely tokens of these logits.
             trees: the draft tree of each row.
         """
-        best: list[list[int] | None] = [None] * len(trees) if top_tokens.best is None else top_tokens.best.tolist()
+        best: list[list[int] | None] = (
+            [None] * len(trees) if top_tokens.best is None else top_tokens.best.tolist()
+        )
         piece = Piece([], [], trees, [])
         for number, (row, tree) in enumerate(zip(self._rows, trees, strict=True)):
-            tokens, nodes = ([], []) if row.ended else self._walk(row, tree, logits[number], best[number])
+            tokens, nodes = (
+                ([], []) if row.ended else self._walk(row, tree, logits[number], best[number])
+            )
             origins = [] if tree.origins is None else tree.origins.tolist()
             piece.tokens.append(tokens)
-            piece.origins.append([origins[node] for node in nodes] + [0] * (len(tokens) - len(nodes)))
+            piece.origins.append(
+                [origins[node] for node in nodes] + [0] * (len(tokens) - len(nodes))
+            )
             piece.accepted.append(nodes)
         return piece
 
@@ -109,7 +134,9 @@ class Acceptance:
         self, row: Row, tree: TokenTree, logits: torch.Tensor, best: list[int] | None
     ) -> tuple[list[int], list[int]]:
         """Write to one row; return its new tokens, and the nodes of the tree that were accepted."""
-        children: dict[tuple[int, int], int] = {}  # by parent (-1: the context) and token; of equal siblings the first
+        children: dict[
+            tuple[int, int], int
+        ] = {}  # by parent (-1: the context) and token; of equal siblings the first
         for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
             children.setdefault(edge, node)
         ahead: list[int] = []

@@ -1,7 +1,7 @@
 """Attention of a model while trees are verified: an implementation that takes the mask of a tree.
 
-It is registered with transformers under a name of its own, and models use it from the end of the prompt's pass
-to that of a generation.
+It is registered with transformers under a name of its own, and models use it from the end of the
+prompt's pass to that of a generation.
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rest_store.errors import ModelNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 
 NAME = "rest_store_grouped_sdpa"
 _SINCE = "2.5"  # torch, whose sdpa takes fewer heads of keys than of queries
 _WITH_MASKS = ("sdpa", "eager", NAME)  # attention implementations that take a mask of any shape
-_OTHER_ATTENTION = ("position_bias", "softcap", "cache", "output_attentions")  # arguments that change the result
+_OTHER_ATTENTION = (
+    "position_bias",
+    "softcap",
+    "cache",
+    "output_attentions",
+)  # arguments that change the result
 
 
 def grouped_attention(
@@ -40,21 +45,34 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as sdpa of transformers, without a copy of keys and values for each query head that shares them.
+    """Attend as sdpa of transformers, without a copy of keys and
+    values for each query head that shares them.
 
-    With a mask, transformers makes these copies in every layer of every pass, because CUDA has no fast kernel for both.
-    A CPU has one, and over a thousand tokens the copies take several times as long as attention itself.
+    With a mask, transformers makes these copies in every layer of every pass, because CUDA has no
+    fast kernel for both. A CPU has one, and over a thousand tokens the copies take several times as
+    long as attention itself.
 
-    Arguments and result as those of `sdpa_attention_forward`, which is called where others than these matter.
+    Arguments and result as those of `sdpa_attention_forward`, which is called where others than
+    these matter.
     """
     shared = key.shape[1] != query.shape[1] and key.shape[3] == value.shape[3]
-    if not shared or attention_mask is None or any(kwargs.get(name) is not None for name in _OTHER_ATTENTION):
+    if (
+        not shared
+        or attention_mask is None
+        or any(kwargs.get(name) is not None for name in _OTHER_ATTENTION)
+    ):
         output: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
         return output
     attended = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        scale=scaling,
+        enable_gqa=True,
     )
     return attended.transpose(1, 2).contiguous(), None
 
@@ -62,9 +80,14 @@ def grouped_attention(
 AttentionInterface.register(NAME, grouped_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
-# Functions that compute the same, up to rounding: softmax attention over what a mask shows. Eager attention is a
-# function of each model's own, which is not registered.
-_SAME_ATTENTION = (sdpa_attention_forward, flash_attention_forward, flex_attention_forward, grouped_attention)
+# Functions that compute the same, up to rounding: softmax attention over what a mask shows. Eager
+# attention is a function of each model's own, which is not registered.
+_SAME_ATTENTION = (
+    sdpa_attention_forward,
+    flash_attention_forward,
+    flex_attention_forward,
+    grouped_attention,
+)
 _SAME_MASKS = (sdpa_mask, eager_mask, flash_attention_mask, flex_attention_mask)
 
 
@@ -72,8 +95,8 @@ def require_attention(model: Any) -> None:
     """Check that the attention of a tree computes the same as a model's own.
 
     Raises:
-        ModelNotSupportedError: its own is a function that somebody has registered with transformers, perhaps under one
-            of the usual names.
+        NotSupportedError: its own is a function that somebody has registered with transformers,
+            perhaps under one of the usual names.
     """
     name = model.config.get_text_config(decoder=True)._attn_implementation
     same_attention = (*_SAME_ATTENTION, None) if name == "eager" else _SAME_ATTENTION
@@ -84,15 +107,19 @@ def require_attention(model: Any) -> None:
         function = getattr(function, "func", function)  # of a partial, such as those for kernels
         if function not in same:
             found = f"{getattr(function, '__qualname__', function)} (registered as {name!r})"
-            expected = "sdpa, eager, flash or flex attention of transformers, which a tree's can take the place of"
-            raise ModelNotSupportedError(describe(type(model).__name__, f"the {what}", found, expected))
+            expected = (
+                "sdpa, eager, flash or flex attention of transformers, which a tree's can take the"
+                " place of"
+            )
+            raise NotSupportedError(describe(type(model).__name__, f"the {what}", found, expected))
 
 
 class TreeAttention:
     """Makes a model's attention take masks of trees, until `restore`.
 
-    Flash and flex attention take causal masks only; they are replaced by sdpa, or else by eager attention. On a CPU,
-    sdpa is replaced by `grouped_attention`, whose results are the same. Not thread-safe for one model.
+    Flash and flex attention take causal masks only; they are replaced by sdpa, or else by eager
+    attention. On a CPU, sdpa is replaced by `grouped_attention`, whose results are the same. Not
+    thread-safe for one model.
 
     Args:
         model: a model of transformers.
@@ -102,14 +129,16 @@ class TreeAttention:
         name: the implementation in use.
 
     Raises:
-        ModelNotSupportedError: the implementation cannot be replaced.
+        NotSupportedError: the implementation cannot be replaced.
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model = model
         self._config = model.config.get_text_config(decoder=True)
         name = self._config._attn_implementation
-        self._original = "sdpa" if name == NAME else name  # a generation of this model has not ended
+        self._original = (
+            "sdpa" if name == NAME else name
+        )  # a generation of this model has not ended
         if name not in _WITH_MASKS:
             try:
                 self._set("sdpa")
@@ -117,8 +146,10 @@ class TreeAttention:
                 self._set("eager")
             if self._config._attn_implementation not in _WITH_MASKS:
                 expected = "sdpa or eager, which take the mask of a tree"
-                raise ModelNotSupportedError(
-                    describe(type(model).__name__, "the attention implementation", repr(name), expected)
+                raise NotSupportedError(
+                    describe(
+                        type(model).__name__, "the attention implementation", repr(name), expected
+                    )
                 )
         on_cpu = self._config._attn_implementation == "sdpa" and device.type == "cpu"
         if on_cpu and torch.__version__ >= _SINCE and _has_groups(self._config):
@@ -133,7 +164,9 @@ class TreeAttention:
     def _set(self, name: str) -> None:
         """Set the implementation of the part of the model that reads text."""
         config = self._model.config
-        part = next((part for part in config.sub_configs if getattr(config, part) is self._config), None)
+        part = next(
+            (part for part in config.sub_configs if getattr(config, part) is self._config), None
+        )
         self._model.set_attn_implementation(name if part is None else {part: name})
 
 

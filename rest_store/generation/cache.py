@@ -1,8 +1,9 @@
 """The KV cache that draft trees are verified in.
 
-A cache of transformers grows by all that a forward pass is given, with one length for all rows. Verification writes a
-whole tree and keeps one path of it, of another length in each row of a batch. `TreeKVCache` does that; it takes over
-the content of a cache of transformers and gives it back. Nothing here is thread-safe.
+A cache of transformers grows by all that a forward pass is given, with one length for all rows.
+Verification writes a whole tree and keeps one path of it, of another length in each row of a batch.
+`TreeKVCache` does that; it takes over the content of a cache of transformers and gives it back.
+Nothing here is thread-safe.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-from rest_store.errors import CacheNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 
 _GROWTH = 256  # slots added when a cache that may grow is full
 
@@ -43,14 +44,17 @@ class Pattern:
 
 
 class Slots:
-    """Keys and values of the layers that share a pattern, a shape and a device, as one block of memory.
+    """Keys and values of the layers that share a pattern, a shape
+    and a device, as one block of memory.
 
-    Slot `s` of a row holds its token number `s`, padding on the left included. Slots before `base` were dropped.
+    Slot `s` of a row holds its token number `s`, padding on the left included. Slots before `base`
+    were dropped.
 
     Args:
         pattern: what the layers see.
         layers: dynamic layers of transformers, which are taken over and emptied.
-        lengths: tokens of each row, those included that a window dropped; the cache changes them in place.
+        lengths: tokens of each row, those included that a window dropped; the cache changes them in
+            place.
         ended: rows that no token is written to any more; the cache changes them in place.
         room: slots for tokens to come.
 
@@ -61,7 +65,12 @@ class Slots:
     """
 
     def __init__(
-        self, pattern: Pattern, layers: Sequence[DynamicLayer], lengths: list[int], ended: set[int], room: int
+        self,
+        pattern: Pattern,
+        layers: Sequence[DynamicLayer],
+        lengths: list[int],
+        ended: set[int],
+        room: int,
     ) -> None:
         held = layers[0].keys.shape[2]
         self.pattern = pattern
@@ -90,10 +99,16 @@ class Slots:
     @property
     def _shortest(self) -> int:
         """The tokens of the shortest row that goes on."""
-        return min((length for row, length in enumerate(self.lengths) if row not in self.ended), default=self.end)
+        return min(
+            (length for row, length in enumerate(self.lengths) if row not in self.ended),
+            default=self.end,
+        )
 
     def reserve(self, width: int) -> None:
-        """Allocate memory for a step of `width` tokens; drop what a window does not reach any more."""
+        """Allocate memory for a step of `width` tokens.
+
+        Drop what a window does not reach any more.
+        """
         end = self.end + width
         if end - self.base <= self.keys.shape[3]:
             return
@@ -118,7 +133,9 @@ def _moved(block: torch.Tensor, kept: int, size: int) -> torch.Tensor:
 
 
 class TreeLayer(CacheLayerMixin):
-    """One layer of a `TreeKVCache`, the `number`-th of `slots`, with the interface that models of transformers use."""
+    """One layer of a `TreeKVCache`, the `number`-th of `slots`, with
+    the interface that models of transformers use.
+    """
 
     is_compileable = False
     is_croppable = False
@@ -138,7 +155,9 @@ class TreeLayer(CacheLayerMixin):
     @property
     def values(self) -> torch.Tensor:
         """The same of values."""
-        values: torch.Tensor = self.slots.values[self.number, :, :, : self.slots.end - self.slots.base]
+        values: torch.Tensor = self.slots.values[
+            self.number, :, :, : self.slots.end - self.slots.base
+        ]
         return values
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -147,8 +166,15 @@ class TreeLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of a step, [rows, heads, width, size]; return all that the step sees."""
-        slots, keys, values = self.slots, self.slots.keys[self.number], self.slots.values[self.number]
+        """Write the keys and values of a step, [rows, heads, width, size].
+
+        Return all that the step sees.
+        """
+        slots, keys, values = (
+            self.slots,
+            self.slots.keys[self.number],
+            self.slots.values[self.number],
+        )
         stop = slots.end + key_states.shape[2]
         keys[:, :, slots.end - slots.base : stop - slots.base] = key_states
         values[:, :, slots.end - slots.base : stop - slots.base] = value_states
@@ -172,8 +198,8 @@ class TreeKVCache(Cache):
     """A KV cache whose rows have different lengths.
 
     Args:
-        cache: the dynamic cache of transformers to take over, filled by a forward pass over the prompt. It is emptied,
-            so that keys and values are held once.
+        cache: the dynamic cache of transformers to take over, filled by a forward pass over the
+            prompt. It is emptied, so that keys and values are held once.
         patterns: what each layer sees.
         length: tokens in `cache`.
         room: slots that the first step needs.
@@ -184,14 +210,18 @@ class TreeKVCache(Cache):
         has_states: whether there are recurrent states beside.
 
     Raises:
-        CacheNotSupportedError: a layer of `cache` is of a kind that cannot hold a tree (quantized...).
+        NotSupportedError: a layer of `cache` is of a kind that cannot hold a tree (quantized...).
     """
 
     has_states = False
 
-    def __init__(self, cache: Cache, patterns: Sequence[Pattern], length: int, room: int = _GROWTH) -> None:
+    def __init__(
+        self, cache: Cache, patterns: Sequence[Pattern], length: int, room: int = _GROWTH
+    ) -> None:
         require_cache(cache)
-        self._held = [number for number in _of_attention(cache) if cache.layers[number].is_initialized]
+        self._held = [
+            number for number in _of_attention(cache) if cache.layers[number].is_initialized
+        ]
         self._begin(length, cache.layers[self._held[0]].keys.shape[0])
         super().__init__(layers=self._taken_over(cache, patterns, room))
 
@@ -202,11 +232,20 @@ class TreeKVCache(Cache):
         self.groups: list[Slots] = []
 
     def _taken_over(self, cache: Cache, patterns: Sequence[Pattern], room: int) -> list[Any]:
-        """Take over the keys and values of `cache`; return its layers, with ours in place of those that hold some."""
+        """Take over the keys and values of `cache`.
+
+        Return its layers, with ours in place of those that hold some.
+        """
         kinds: dict[Any, list[int]] = {}
         for number in self._held:
             layer = cache.layers[number]
-            shape = (type(layer), layer.keys.shape[1:], layer.values.shape[1:], layer.keys.dtype, layer.keys.device)
+            shape = (
+                type(layer),
+                layer.keys.shape[1:],
+                layer.values.shape[1:],
+                layer.keys.dtype,
+                layer.keys.device,
+            )
             kinds.setdefault((patterns[number], shape), []).append(number)
         layers: list[Any] = list(cache.layers)
         for (pattern, _), numbers in kinds.items():
@@ -232,8 +271,8 @@ class TreeKVCache(Cache):
         """Keep the tokens at `paths` of the latest step, in that order; drop the others.
 
         Args:
-            paths: for each row ascending positions in the step, 0 being its first token. Tokens that are in their final
-                slot already are not copied.
+            paths: for each row ascending positions in the step, 0 being its first token. Tokens
+                that are in their final slot already are not copied.
         """
         end = max(self.lengths)
         moved = [
@@ -244,14 +283,18 @@ class TreeKVCache(Cache):
         ]
         if moved:
             on_host = torch.tensor(moved).T.contiguous()
-            on_devices = {device: on_host.to(device) for device in {group.keys.device for group in self.groups}}
+            on_devices = {
+                device: on_host.to(device)
+                for device in {group.keys.device for group in self.groups}
+            }
             for group in self.groups:
                 group.move(*on_devices[group.keys.device])
         for row, path in enumerate(paths):
             self.lengths[row] += len(path)
 
     def give_back(self, cache: Cache) -> None:
-        """Fill the cache that was taken over as if the tokens held here had been decoded one by one.
+        """Fill the cache that was taken over as if the tokens held
+        here had been decoded one by one.
 
         Rows that are shorter than the longest get zeros behind their last token.
         """
@@ -270,9 +313,13 @@ class TreeKVCache(Cache):
 
 
 def has_states(cache: Any) -> bool:
-    """Whether a layer of `cache` has recurrent states or those of convolutions, in the form that we know."""
+    """Whether a layer of `cache` has recurrent states or those of
+    convolutions, in the form that we know.
+    """
     layers = getattr(cache, "layers", ())
-    return any(hasattr(layer, "conv_states") and hasattr(layer, "number_of_states") for layer in layers)
+    return any(
+        hasattr(layer, "conv_states") and hasattr(layer, "number_of_states") for layer in layers
+    )
 
 
 def holds_keys(cache: Cache) -> bool:
@@ -290,24 +337,39 @@ def require_cache(cache: Cache) -> None:
     """Check that ours can take over `cache`, filled or not.
 
     Raises:
-        CacheNotSupportedError: a layer is of another kind than dynamic or recurrent, or the cache is offloaded.
+        NotSupportedError: a layer is of another kind than dynamic or recurrent, or the cache is
+            offloaded.
     """
     if cache.offloading:
-        raise CacheNotSupportedError(describe("verification", "the cache", "offloaded", "on the model's device"))
+        raise NotSupportedError(
+            describe("verification", "the cache", "offloaded", "on the model's device")
+        )
     kinds = _DYNAMIC | (_WITH_STATES if has_states(cache) else set())
     for kind in map(type, cache.layers):
         if kind.__name__ not in kinds or kind.__module__ != Cache.__module__:
-            expected = "attention with a dynamic cache, whole or with a sliding window, or recurrent states"
-            raise CacheNotSupportedError(describe("verification", "a layer of the cache", kind.__name__, expected))
+            expected = (
+                "attention with a dynamic cache, whole or with a sliding window, or recurrent"
+                " states"
+            )
+            raise NotSupportedError(
+                describe("verification", "a layer of the cache", kind.__name__, expected)
+            )
 
 
 def _of_attention(cache: Cache) -> list[int]:
-    """Return the layers that may have keys and values; others share those of one of these, or have states alone."""
-    return [number for number, layer in enumerate(cache.layers) if isinstance(layer, CacheLayerMixin)]
+    """Return the layers that may have keys and values.
+
+    Others share those of one of these, or have states alone.
+    """
+    return [
+        number for number, layer in enumerate(cache.layers) if isinstance(layer, CacheLayerMixin)
+    ]
 
 
 def _assign(layer: Any, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-    """Make a dynamic layer of transformers hold keys and values, the last ones of `length` tokens."""
+    """Make a dynamic layer of transformers hold keys and
+    values, the last ones of `length` tokens.
+    """
     layer.is_initialized = True  # also where it was reset meanwhile
     layer.keys, layer.values = keys, values
     if isinstance(layer, DynamicSlidingWindowLayer):

@@ -44,20 +44,29 @@ Examples:
     metavar="LOCATION",
     type=LOCATION,
     multiple=True,
-    help="Datastore to draft from: frozen or live, or HOST:PORT/NAME of one in a service. Repeatable.",
+    help=(
+        "Datastore to draft from: frozen or live, or HOST:PORT/NAME of one in a service."
+        " Repeatable."
+    ),
 )
 @click.option(
     "--drafting",
     type=click.Choice(["local", "remote"]),
     default="local",
-    help="Datastores of services: copy them here and keep the copies up to date, or ask for each draft.",
+    help=(
+        "Datastores of services: copy them here and keep the copies up to date, or ask for each"
+        " draft."
+    ),
 )
 @access_options
 @click.option(
     "--remember",
     metavar="LOCATION",
     type=LOCATION,
-    help="Add each output to this live datastore, a new or existing directory or HOST:PORT/NAME; draft from it, too.",
+    help=(
+        "Add each output to this live datastore, a new or existing directory or HOST:PORT/NAME;"
+        " draft from it, too."
+    ),
 )
 @click.option(
     "--prompt",
@@ -71,8 +80,10 @@ Examples:
     "--chat/--no-chat",
     default=None,
     show_default="without --prompt, if the model has a template",
-    help="Render texts with the model's chat template: a prompt is a user's turn; lines of standard input continue one "
-    "chat.",
+    help=(
+        "Render texts with the model's chat template: a prompt is a user's turn; lines of standard"
+        " input continue one chat."
+    ),
 )
 @max_new_tokens_option()
 @max_nodes_option(show_default="16 on a CPU, 64 elsewhere")
@@ -90,15 +101,28 @@ Examples:
     show_default="greedy search",
     help="Sample at this temperature.",
 )
-@click.option("--seed", metavar="N", type=SEED, show_default="a random one", help="Seed of the random generator.")
+@click.option(
+    "--seed",
+    metavar="N",
+    type=SEED,
+    show_default="a random one",
+    help="Seed of the random generator.",
+)
 @dtype_option("auto")
 @device_option
 @click.option(
     "--prepacked-weights",
     is_flag=True,
-    help="Copy float32 weights into the layout that this CPU is fastest with: above all for passes over a tree.",
+    help=(
+        "Copy float32 weights into the layout that this CPU is fastest with: above all for passes"
+        " over a tree."
+    ),
 )
-@click.option("--compare", is_flag=True, help="Also decode plainly, in turns with drafts, to compare text and speed.")
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Also decode plainly, in turns with drafts, to compare text and speed.",
+)
 @click.option(
     "--html",
     "page_path",
@@ -135,11 +159,11 @@ def generate(
 ) -> None:
     """Generate text with a model and drafts from datastores.
 
-    Drafts are trees of tokens, which the model verifies in one forward pass. M is the mean number of tokens that a pass
-    writes; without drafts it is 1.
+    Drafts are trees of tokens, which the model verifies in one forward pass. M is the mean number
+    of tokens that a pass writes; without drafts it is 1.
 
-    Without --prompt, each line of standard input is a prompt: a turn of a chat if the model has a template, else text
-    to continue.
+    Without --prompt, each line of standard input is a prompt: a turn of a chat if the model has a
+    template, else text to continue.
     """
     from rest_store.generation.generator import Generator
     from rest_store.generation.model import load_model
@@ -147,7 +171,9 @@ def generate(
 
     if page_path is not None and len(prompts) != 1:
         raise click.UsageError("--html takes one --prompt")
-    locations = [location if is_remote(location) else str(Path(location)) for location in datastores]
+    locations = [
+        location if is_remote(location) else str(Path(location)) for location in datastores
+    ]
     target = remember if remember is None or is_remote(remember) else str(Path(remember))
     credentials = access.arguments()
     own_calibration = None if calibration is None else rest_store.Calibration.load(calibration)
@@ -172,8 +198,13 @@ def generate(
             live = rest_store.LiveDatastore.open(location, tokenizer=tokenizer, **credentials)
             stores[location] = context.with_resource(live)
         else:
-            stores[location] = context.with_resource(open_store(location, tokenizer=identity, **credentials))
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}
+            stores[location] = context.with_resource(
+                open_store(location, tokenizer=identity, **credentials)
+            )
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "do_sample": temperature is not None,
+    }
     if temperature is not None:
         options["temperature"] = temperature
     generator = Generator(
@@ -191,7 +222,9 @@ def generate(
     if prompts:
         if chat is None and tokenizer.chat_template:
             click.echo(
-                "--prompt is continued as text; with --chat it is a question in the model's chat template", err=True
+                "--prompt is continued as text; with --chat it is a question in the model's chat"
+                " template",
+                err=True,
             )
         for prompt in prompts:
             title = Path(model).name if Path(model).exists() else model
@@ -201,7 +234,9 @@ def generate(
 
 
 def _name(location: str, store: Any, **credentials: Any) -> str:
-    """Return how a source is called: copies and replicas by where they come from, with the datastore's name."""
+    """Return how a source is called: copies and replicas by where
+    they come from, with the datastore's name.
+    """
     if not is_remote(location):
         return location
     from rest_store.service.client.client import DatastoreClient

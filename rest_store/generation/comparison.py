@@ -1,4 +1,6 @@
-"""Ways to write the same text, timed in turns: how many times as fast one is as another, and how sure that is."""
+"""Ways to write the same text, timed in turns: how many times as
+fast one is as another, and how sure that is.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from dataclasses import dataclass
 
 from rest_store.datastore.render import counted
 
-MOST_SECONDS = 30.0  # for a comparison, but for the pair that is under way then
-LEAST_PAIRS = 4  # of runs, where there is time: two may agree by chance
+MAX_SECONDS = 30.0  # for a comparison, but for the pair that is under way then
+MIN_PAIRS = 4  # of runs, where there is time: two may agree by chance
 _NARROW = 1.1  # greatest ratio of the ends of an interval that a verdict rests on
 
 
@@ -34,8 +36,9 @@ class Speedup:
     def of(cls, slow: Sequence[float], fast: Sequence[float]) -> Speedup:
         """Return the figures of runs that took so many seconds, pair by pair.
 
-        The range is a confidence interval of the median, of about 95% where there are six pairs or more, and the whole
-        range of fewer: it assumes nothing about how other work disturbs single runs.
+        The range is a confidence interval of the median, of about 95% where there are six pairs or
+        more, and the whole range of fewer: it assumes nothing about how other work disturbs single
+        runs.
         """
         ratios = sorted(one / other for one, other in zip(slow, fast, strict=True))
         aside = max(0, int((len(ratios) - 1.96 * len(ratios) ** 0.5) / 2))
@@ -44,7 +47,9 @@ class Speedup:
 
     @property
     def is_certain(self) -> bool:
-        """Whether there are several pairs, and their range is so narrow that the median can be relied on."""
+        """Whether there are several pairs, and their range is so
+        narrow that the median can be relied on.
+        """
         return self.pairs > 1 and self.high <= _NARROW * self.low
 
     def __str__(self) -> str:
@@ -56,13 +61,20 @@ class Speedup:
         if self.low > 1 or self.high < 1:
             word = "faster" if self.low > 1 else "slower"
             return f"{word}, {ends} times as fast in {pairs}; how much is uncertain"
-        return f"this machine is too busy for a verdict: {ends} times as fast in {pairs} (median {self.median:.2f})"
+        return (
+            f"this machine is too busy for a verdict: {ends} times as fast in {pairs} (median"
+            f" {self.median:.2f})"
+        )
 
 
-def in_turns(plain: Callable[[], float], drafted: Callable[[], float]) -> tuple[list[float], list[float]]:
-    """Run two ways in turns, until it is certain how they compare, or for `MOST_SECONDS` and the pair of that moment.
+def in_turns(
+    plain: Callable[[], float], drafted: Callable[[], float]
+) -> tuple[list[float], list[float]]:
+    """Run two ways in turns, until it is certain how they compare, or
+    for `MAX_SECONDS` and the pair of that moment.
 
-    The order is plain, drafted, drafted, plain, so that a machine that becomes slower or faster meanwhile favours none.
+    The order is plain, drafted, drafted, plain, so that a machine that becomes slower or faster
+    meanwhile favours none.
 
     Args:
         plain: runs once, and returns the seconds that count.
@@ -73,14 +85,14 @@ def in_turns(plain: Callable[[], float], drafted: Callable[[], float]) -> tuple[
     """
     slow: list[float] = []
     fast: list[float] = []
-    end = time.perf_counter() + MOST_SECONDS
+    end = time.perf_counter() + MAX_SECONDS
     ways = ((slow, plain), (fast, drafted))
     while True:
         for seconds, way in ways:
             seconds.append(way())
         ways = ways[::-1]
         speedup = Speedup.of(slow, fast)
-        if time.perf_counter() >= end or (speedup.pairs >= LEAST_PAIRS and speedup.is_certain):
+        if time.perf_counter() >= end or (speedup.pairs >= MIN_PAIRS and speedup.is_certain):
             return slow, fast
 
 
@@ -95,8 +107,9 @@ class Comparison:
         seconds: that plain generation took, in the median.
         drafted_seconds: the same with drafts.
         max_nodes: most draft tokens of a step.
-        mean_tokens_at_max: M where every step may verify so many draft tokens, whatever that costs: a figure that other
-            work on the machine does not move, which stands in for speeds that it has moved.
+        mean_tokens_at_max: M where every step may verify so many draft tokens, whatever that costs:
+            a figure that other work on the machine does not move, which stands in for speeds that
+            it has moved.
     """
 
     speedup: Speedup
@@ -110,7 +123,10 @@ class Comparison:
     def __str__(self) -> str:
         plain, drafted = (self.tokens / seconds for seconds in (self.seconds, self.drafted_seconds))
         text = "the same text" if self.identical else "another text"
-        said = f"plain decoding wrote {text} at {plain:.1f} tokens a second, drafts at {drafted:.1f}: {self.speedup}"
+        said = (
+            f"plain decoding wrote {text} at {plain:.1f} tokens a second, drafts at {drafted:.1f}:"
+            f" {self.speedup}"
+        )
         if self.speedup.is_certain:
             return said
         return f"{said}; on an idle machine, M is up to {self.mean_tokens_at_max:.2f}"

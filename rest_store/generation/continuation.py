@@ -1,7 +1,8 @@
-"""Whether a model with recurrent state reads several tokens behind a filled cache as it reads them one by one.
+"""Whether a model with recurrent state reads several tokens behind
+a filled cache as it reads them one by one.
 
-Not all do, and those that do not raise no error: mixers of Mamba, for one, begin with an empty state. Of the families
-of transformers it is known. Any other model is tried once.
+Not all do, and those that do not raise no error: mixers of Mamba, for one, begin with an empty
+state. Of the families of transformers it is known. Any other model is tried once.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import torch
 from transformers import DynamicCache
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.errors import ModelNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.deferred import DeferredVerifier
 from rest_store.generation.draft_sessions import EMPTY
 from rest_store.generation.prefill import prefill
 from rest_store.generation.seam import name_of_cache
 from rest_store.generation.support import vocabulary_size
 
-# By model_type. What is here was tried with tiny models of random weights (tests/generation/test_continuation.py).
+# By model_type. What is here was tried with tiny models of random weights
+# (tests/generation/test_continuation.py).
 EXACT = {
     "bailing_hybrid",
     "bamba",
@@ -42,10 +44,12 @@ EXACT = {
 INEXACT = {"falcon_mamba", "jamba", "mamba", "zamba"}
 
 _PROMPT, _TOKENS = 5, 6  # tokens of the trial, read at first and then in both ways
-# The greatest difference of logits that is rounding, relative to their spread. Of a state that is lost it is about 1.
+# The greatest difference of logits that is rounding, relative to their spread. Of a state that is
+# lost it is about 1.
 _ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 
-# Of a row: the last token and its draft, and how many draft tokens at the end are dropped; None: nothing is read.
+# Of a row: the last token and its draft, and how many draft tokens at the end are dropped; None:
+# nothing is read.
 _Step: TypeAlias = tuple[list[int], int] | None
 
 _differences: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
@@ -57,7 +61,7 @@ def require_continuation(model: Any) -> None:
     A model of no known family is tried once: about ten passes over a few tokens.
 
     Raises:
-        ModelNotSupportedError: they do something else, or raise an error.
+        NotSupportedError: they do something else, or raise an error.
     """
     family = model.config.get_text_config(decoder=True).model_type
     of_transformers = type(model).__module__.startswith("transformers.models.")
@@ -76,15 +80,19 @@ def require_continuation(model: Any) -> None:
         raise _refusal(model, f"something else ({rounding})")
 
 
-def _refusal(model: Any, found: str) -> ModelNotSupportedError:
+def _refusal(model: Any, found: str) -> NotSupportedError:
     what = "reading several tokens behind its recurrent state"
-    return ModelNotSupportedError(describe(type(model).__name__, what, found, "the same as reading them one by one"))
+    return NotSupportedError(
+        describe(type(model).__name__, what, found, "the same as reading them one by one")
+    )
 
 
 def difference(model: Any) -> float:
-    """Return how far logits of passes over several tokens are from those of single steps, relative to their spread.
+    """Return how far logits of passes over several tokens are from
+    those of single steps, relative to their spread.
 
-    Two rows read the same tokens. The drafts of one are partly wrong, so that the other one is ahead of it.
+    Two rows read the same tokens. The drafts of one are partly wrong, so that the other one is
+    ahead of it.
     """
     size = vocabulary_size(model)
     tokens = [(7 + 31 * number) % size for number in range(_PROMPT + _TOKENS)]
@@ -94,7 +102,9 @@ def difference(model: Any) -> float:
         [one_by_one] = _logits(model, [prompt], [[([token], 0)] for token in ahead])
         first: list[_Step] = [([*ahead[:2], *wrong], 2), (ahead[2:5], 0), ([ahead[5], *wrong], 2)]
         second: list[_Step] = [(ahead[:4], 0), (ahead[4:], 0), None]
-        at_once = _logits(model, [prompt] * 2, [[*both] for both in zip(first, second, strict=True)])
+        at_once = _logits(
+            model, [prompt] * 2, [[*both] for both in zip(first, second, strict=True)]
+        )
     spread = (one_by_one - one_by_one.mean(dim=-1, keepdim=True)).square().mean().sqrt()
     errors = [(logits - one_by_one).square().mean().sqrt() for logits in at_once]
     return float(torch.stack(errors).max() / spread)
@@ -119,7 +129,8 @@ def _logits(model: Any, prompts: list[list[int]], steps: list[list[_Step]]) -> l
             last = [None if step is None else step[0][0] for step in of_rows]
             drafts = [[] if step is None else step[0][1:] for step in of_rows]
             trees = [
-                TokenTree(draft, range(-1, len(draft) - 1), [1] * len(draft)) if draft else EMPTY for draft in drafts
+                TokenTree(draft, range(-1, len(draft) - 1), [1] * len(draft)) if draft else EMPTY
+                for draft in drafts
             ]
             logits = verifier.run(last, trees, 1 + max(map(len, drafts)))
             ends = [0 if step is None else len(step[0]) - step[1] for step in of_rows]

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-from rest_store.errors import PromptError, describe, first_line
+from rest_store.errors import ArgumentError, describe, first_line
 
-Message = Mapping[str, Any]  # of a chat: "role" and "content", and whatever else the model's template reads
+Message = Mapping[
+    str, Any
+]  # of a chat: "role" and "content", and whatever else the model's template reads
 
 
 def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
     """Whether a prompt is meant to be the messages of a chat."""
-    return isinstance(prompt, Sequence) and len(prompt) > 0 and all(isinstance(one, Mapping) for one in prompt)
+    return (
+        isinstance(prompt, Sequence)
+        and len(prompt) > 0
+        and all(isinstance(one, Mapping) for one in prompt)
+    )
 
 
 def rendered(tokenizer: Any, messages: Sequence[Message]) -> str:
@@ -20,18 +26,22 @@ def rendered(tokenizer: Any, messages: Sequence[Message]) -> str:
 
     Args:
         tokenizer: of transformers.
-        messages: of a chat, the oldest first. If the last one is the model's (`assistant`), it is continued.
+        messages: of a chat, the oldest first. If the last one is the model's (`assistant`), it is
+            continued.
 
     Raises:
-        PromptError: there is no chat template, a message has no role, or the template refuses them.
+        ArgumentError: there is no chat template, a message has no role, or the template refuses
+            them.
     """
     if not getattr(tokenizer, "chat_template", None):
         expected = "text: the tokenizer has no chat template"
-        raise PromptError(describe("generate", "the prompt", "messages of a chat", expected))
+        raise ArgumentError(describe("generate", "the prompt", "messages of a chat", expected))
     for index, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
             found = f"{', '.join(map(str, message)) or 'nothing'}"
-            raise PromptError(describe("generate", f"message {index}", found, "a role and a content"))
+            raise ArgumentError(
+                describe("generate", f"message {index}", found, "a role and a content")
+            )
     continues = messages[-1]["role"] == "assistant"
     try:
         text = tokenizer.apply_chat_template(
@@ -42,7 +52,9 @@ def rendered(tokenizer: Any, messages: Sequence[Message]) -> str:
         )
     except Exception as error:  # a template is anybody's code
         found = f"refused by the chat template ({first_line(error)})"
-        raise PromptError(describe("generate", "the prompt", found, "messages as the model knows them")) from error
+        raise ArgumentError(
+            describe("generate", "the prompt", found, "messages as the model knows them")
+        ) from error
     return str(text)
 
 
@@ -57,19 +69,27 @@ def tokenized(tokenizer: Any, text: str, *, special: bool = True) -> dict[str, A
     Args:
         tokenizer: of transformers.
         text: the prompt.
-        special: whether the tokenizer adds its special tokens; a chat template writes all of them itself.
+        special: whether the tokenizer adds its special tokens; a chat template writes all of them
+            itself.
 
     Raises:
-        PromptError: there is no token, or half of a surrogate pair, as from bytes that are not UTF-8.
+        ArgumentError: there is no token, or half of a surrogate pair, as from bytes that are not
+            UTF-8.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         found = f"not Unicode ({text[error.start]!a} at {error.start})"
-        raise PromptError(describe("generate", "the prompt", found, "text that UTF-8 can hold")) from error
-    inputs = tokenizer(text, add_special_tokens=special, return_token_type_ids=False, return_tensors="pt")
+        raise ArgumentError(
+            describe("generate", "the prompt", found, "text that UTF-8 can hold")
+        ) from error
+    inputs = tokenizer(
+        text, add_special_tokens=special, return_token_type_ids=False, return_tensors="pt"
+    )
     if not inputs["input_ids"].numel():
-        raise PromptError(describe("generate", "the prompt", "empty", "at least one token to continue"))
+        raise ArgumentError(
+            describe("generate", "the prompt", "empty", "at least one token to continue")
+        )
     return dict(inputs)
 
 

@@ -1,13 +1,14 @@
 """Verification of chains with a model that has recurrent state, by deferred commit.
 
-The cache stays at the last commit. Each pass reads all that the cache lacks of the text, the last token and the draft,
-from there. If the model writes the whole draft, too, the states after the pass are kept. Otherwise they are dropped,
-and what was accepted is read again by the next pass. Reading a token again takes little: a pass mostly waits for
-weights. A step without drafts reads only what is certain, and commits all of it.
+The cache stays at the last commit. Each pass reads all that the cache lacks of the text, the last
+token and the draft, from there. If the model writes the whole draft, too, the states after the pass
+are kept. Otherwise they are dropped, and what was accepted is read again by the next pass. Reading
+a token again takes little: a pass mostly waits for weights. A step without drafts reads only what
+is certain, and commits all of it.
 
-Rows of a batch have one width in a pass; behind a shorter row are tokens that mean nothing, after which its states
-cannot be kept. So a step without drafts reads rows of different lengths in several passes, each as far as the shortest.
-Nothing here is thread-safe.
+Rows of a batch have one width in a pass; behind a shorter row are tokens that mean nothing, after
+which its states cannot be kept. So a step without drafts reads rows of different lengths in several
+passes, each as far as the shortest. Nothing here is thread-safe.
 """
 
 from __future__ import annotations
@@ -25,17 +26,20 @@ from rest_store.generation.prefill import PrefilledPrompt
 from rest_store.generation.recurrent_cache import RecurrentCache
 
 _NO_LIMIT = (0.0, float("inf"))
-_LEAST_CHUNK = 8  # tokens
+_MIN_CHUNK = 8  # tokens
 _DELTA_RULE, _DELTA_CHUNK = "GatedDeltaNet", 64  # how its classes end, and the usual chunk
 
 
 class Mixers:
-    """The recurrent mixers of a model, whose settings are those of long texts; passes that verify have others.
+    """The recurrent mixers of a model, whose settings are those of long texts.
 
-    A pass over several tokens bounds time steps in Nemotron-H and Zamba2; single steps do not. Plain generation has
-    single steps, so here there are none. And on the CPU the last chunk is filled up: with chunks of 256, a pass over
-    two tokens takes as long as one over 256. A smaller chunk changes nothing but rounding. Mixers of Mamba 2 have its
-    size as an attribute; those of the gated delta rule take it as an argument, which models pass on.
+    Passes that verify have others.
+
+    A pass over several tokens bounds time steps in Nemotron-H and Zamba2; single steps do not.
+    Plain generation has single steps, so here there are none. And on the CPU the last chunk is
+    filled up: with chunks of 256, a pass over two tokens takes as long as one over 256. A smaller
+    chunk changes nothing but rounding. Mixers of Mamba 2 have its size as an attribute; those of
+    the gated delta rule take it as an argument, which models pass on.
 
     Args:
         model: of transformers.
@@ -46,19 +50,30 @@ class Mixers:
         mixers = [module for module in modules if hasattr(module, "time_step_limit")]
         self._limits = [(mixer, mixer.time_step_limit) for mixer in mixers]
         on_cpu = model.device.type == "cpu"  # kernels for accelerators fill nothing up
-        self._chunks = [(mixer, mixer.chunk_size) for mixer in mixers if on_cpu and hasattr(mixer, "chunk_size")]
-        self._takes_chunks = on_cpu and any(type(module).__name__.endswith(_DELTA_RULE) for module in modules)
+        self._chunks = [
+            (mixer, mixer.chunk_size) for mixer in mixers if on_cpu and hasattr(mixer, "chunk_size")
+        ]
+        self._takes_chunks = on_cpu and any(
+            type(module).__name__.endswith(_DELTA_RULE) for module in modules
+        )
 
     @contextmanager
     def set_for(self, width: int) -> Iterator[dict[str, int]]:
-        """Have settings for a pass over `width` tokens; return the arguments of the model that belong to them."""
-        enough = max(_LEAST_CHUNK, 1 << (width - 1).bit_length())
+        """Have settings for a pass over `width` tokens.
+
+        Return the arguments of the model that belong to them.
+        """
+        enough = max(_MIN_CHUNK, 1 << (width - 1).bit_length())
         try:
             for mixer, _ in self._limits:
                 mixer.time_step_limit = _NO_LIMIT
             for mixer, chunk in self._chunks:
                 mixer.chunk_size = min(chunk, enough)
-            yield {"chunk_size": enough} if self._takes_chunks and width > 1 and enough < _DELTA_CHUNK else {}
+            yield (
+                {"chunk_size": enough}
+                if self._takes_chunks and width > 1 and enough < _DELTA_CHUNK
+                else {}
+            )
         finally:
             for mixer, limit in self._limits:
                 mixer.time_step_limit = limit
@@ -78,9 +93,14 @@ class DeferredVerifier(Verifier):
         self._passes = TreePasses(model, prompt, RecurrentCache, room)
         self.cache = self._passes.cache
         self._mixers = Mixers(model)
-        self._waiting: list[list[int]] = [[] for _ in self.cache.lengths]  # of the text, but not in the cache
-        self._read: list[list[int]] | None = None  # by the latest pass, for each row; None: all of it is kept already
-        self._is_ahead = False  # the cache holds the last token, too, or an error ended a pass that changes states
+        self._waiting: list[list[int]] = [
+            [] for _ in self.cache.lengths
+        ]  # of the text, but not in the cache
+        self._read: list[list[int]] | None = (
+            None  # by the latest pass, for each row; None: all of it is kept already
+        )
+        # The cache holds the last token, too, or an error ended a pass that changes states.
+        self._is_ahead = False
 
     @property
     def rereads(self) -> bool:
@@ -92,16 +112,26 @@ class DeferredVerifier(Verifier):
         """How many tokens the next pass reads again."""
         return max(map(len, self._waiting))
 
-    def run(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> torch.Tensor:
+    def run(
+        self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int
+    ) -> torch.Tensor:
         """Verify the last token and the chain of each row; see `Verifier.run`."""
-        texts = [[] if token is None else [*waiting, token] for waiting, token in zip(self._waiting, last, strict=True)]
+        texts = [
+            [] if token is None else [*waiting, token]
+            for waiting, token in zip(self._waiting, last, strict=True)
+        ]
         self.cache.ended.update(row for row, token in enumerate(last) if token is None)
         if not any(map(len, trees)):
             self._is_ahead = True
             return self._commit(texts)
         self.cache.put_back([row for row, text in enumerate(texts) if text])
-        self._read = [[*text, *tree.tokens.tolist()] if text else [] for text, tree in zip(texts, trees, strict=True)]
-        first = min(len(text) for text in texts if text) - 1  # of the tokens that logits are wanted for
+        self._read = [
+            [*text, *tree.tokens.tolist()] if text else []
+            for text, tree in zip(texts, trees, strict=True)
+        ]
+        first = (
+            min(len(text) for text in texts if text) - 1
+        )  # of the tokens that logits are wanted for
         logits = self._pass(self._read, first)
         offsets = [max(len(text) - 1 - first, 0) for text in texts]
         if not any(offsets):
@@ -131,8 +161,8 @@ class DeferredVerifier(Verifier):
     def give_back(self, cache: Any) -> None:
         """Fill the cache that was taken over; see `Verifier.give_back`.
 
-        Ours lacks what waits to be read again, so that is read here. After an error in a step that commits, `cache`
-        stays empty.
+        Ours lacks what waits to be read again, so that is read here. After an error in a step that
+        commits, `cache` stays empty.
         """
         if self._is_ahead:
             return
@@ -144,7 +174,10 @@ class DeferredVerifier(Verifier):
         self._passes.close()
 
     def _commit(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Read tokens that are certain; return the logits after the last one of each row, [rows, 1, vocabulary]."""
+        """Read tokens that are certain.
+
+        Return the logits after the last one of each row, [rows, 1, vocabulary].
+        """
         self._read = None
         self.cache.put_back([row for row, text in enumerate(texts) if text])
         logits = torch.empty(0)
@@ -166,7 +199,10 @@ class DeferredVerifier(Verifier):
         return logits
 
     def _pass(self, rows: Sequence[Sequence[int]], first: int) -> torch.Tensor:
-        """Run the model over the tokens of each row; return the logits after all but the `first` ones."""
+        """Run the model over the tokens of each row.
+
+        Return the logits after all but the `first` ones.
+        """
         width = max(map(len, rows))
         chains = [_chain(row[1:]) for row in rows]
         self.cache.drop()

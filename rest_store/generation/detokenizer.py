@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-_MOST_PENDING = 3  # tokens that end within a character: one has at most four bytes
+_MAX_PENDING = 3  # tokens that end within a character: one has at most four bytes
 _INCOMPLETE = "\ufffd"
 
 
 class Detokenizer:
-    """Turns tokens into text one by one; incomplete characters are held back, while they can still be completed.
+    """Turns tokens into text one by one.
 
-    A token takes the same time wherever it stands: a few tokens are decoded together, the latest ones.
+    Incomplete characters are held back, while they can still be completed.
+
+    A token takes the same time wherever it stands: a few tokens are decoded together, the latest
+    ones.
 
     Args:
         tokenizer: a tokenizer of `transformers`.
@@ -45,7 +48,7 @@ class Detokenizer:
         text = self._decoded(self._window)
         is_whole = not text.endswith(_INCOMPLETE)
         self._pending = 0 if is_whole else self._pending + 1
-        if 0 < self._pending <= _MOST_PENDING:
+        if 0 < self._pending <= _MAX_PENDING:
             return ""
         word = text[self._given : len(text) if is_whole else len(text) - 1]
         if is_whole and word:
@@ -53,7 +56,7 @@ class Detokenizer:
             self._context = len(self._window)
             self._given = len(self._decoded(self._window))
         elif not is_whole:
-            del self._window[:-_MOST_PENDING]
+            del self._window[:-_MAX_PENDING]
             self._context = 0
             rest = self._decoded(self._window)
             self._given = len(rest) - rest.endswith(_INCOMPLETE)

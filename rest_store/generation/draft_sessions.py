@@ -16,15 +16,10 @@ import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.batch import draft_all
-from rest_store.drafting.limits import TOP_K, TopK
+from rest_store.drafting.draft_options import TOP_K, TopK
 from rest_store.drafting.merge import part_of
 from rest_store.drafting.session import DraftSession
-from rest_store.errors import (
-    DatastoreClosedError,
-    DraftingWarning,
-    SessionError,
-    error_text,
-)
+from rest_store.errors import DatastoreClosedError, DraftingWarning, RestStoreError, error_text
 
 if TYPE_CHECKING:  # torch is not needed here
     from rest_store.generation.options import Options
@@ -43,12 +38,14 @@ class DraftCounts:
     Attributes:
         asked: trees asked for.
         empty: of these, trees without a node: nothing matched, or nothing was likely enough to pay.
-        paused: steps in which no tree was asked for, although there could have been one: drafting did not pay.
+        paused: steps in which no tree was asked for, although there could have been one: drafting
+            did not pay.
         nodes: draft tokens verified.
         accepted: draft tokens accepted.
         failed: calls that raised.
         errors: the first few reasons, as text.
-        dropped: steps that went on without a source, as in `SessionStatistics`; added up when sessions close.
+        dropped: steps that went on without a source, as in `SessionStatistics`; added up when
+            sessions close.
     """
 
     asked: int = 0
@@ -74,7 +71,7 @@ class DraftSessions:
         waited: seconds that they spent on services in the latest step.
 
     Raises:
-        SessionError: a `DraftSession` has wrong sources.
+        RestStoreError: a `DraftSession` has wrong sources.
         DatastoreClosedError: a source is closed before the generation begins.
     """
 
@@ -88,13 +85,17 @@ class DraftSessions:
         self.waited = 0.0
         self._vocabulary_size = vocabulary_size
         self._sessions: list[DraftSession | None] = [None] * len(prompts)
-        self._drafted = [0] * len(prompts)  # nodes of the latest tree of each session, as it made it
+        self._drafted = [0] * len(
+            prompts
+        )  # nodes of the latest tree of each session, as it made it
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
-        make = options.session_factory(lambda error: self._count_failure(f"references: {error_text(error)}"))
+        make = options.session_factory(
+            lambda error: self._count_failure(f"references: {error_text(error)}")
+        )
         for row, prompt in enumerate(prompts):
             try:
                 self._sessions[row] = None if make is None else make(prompt)
-            except (SessionError, DatastoreClosedError):
+            except (RestStoreError, DatastoreClosedError):
                 self._close_all()
                 raise
             except Exception as error:
@@ -116,14 +117,21 @@ class DraftSessions:
     ) -> list[TokenTree]:
         """Return a tree for each row that can be verified, empty if there is none.
 
-        Arguments as in `draft_all`, but for `depths`: how many tokens of each row can be accepted; 0: it has ended.
+        Arguments as in `draft_all`, but for `depths`: how many tokens of each row can be accepted;
+        0: it has ended.
         """
-        sessions = {row: one for row, one in enumerate(self._sessions) if one is not None and depths[row] > 0}
+        sessions = {
+            row: one
+            for row, one in enumerate(self._sessions)
+            if one is not None and depths[row] > 0
+        }
         trees = [EMPTY] * len(depths)
         self.counts.asked += len(sessions)
         self.waited = 0.0
         try:
-            drafted = draft_all([*sessions.values()], max_nodes, costs, shape=shape, services=services)
+            drafted = draft_all(
+                [*sessions.values()], max_nodes, costs, shape=shape, services=services
+            )
         except Exception as error:
             for row in sessions:
                 self._fail(row, f"draft: {error_text(error)}")
@@ -131,7 +139,9 @@ class DraftSessions:
         self.waited = max((session.sources.waited for session in sessions.values()), default=0.0)
         for row, tree in zip(sessions, drafted, strict=True):
             self._drafted[row] = len(tree)
-            if wrong := self._fault(tree, max_nodes):  # nothing of it is verified; the session goes on
+            if wrong := self._fault(
+                tree, max_nodes
+            ):  # nothing of it is verified; the session goes on
                 self._count_failure(f"draft: {wrong}")
                 continue
             self.counts.empty += not len(tree)
@@ -139,10 +149,16 @@ class DraftSessions:
         return trees
 
     def _fault(self, tree: TokenTree, max_nodes: int) -> str:
-        """Return what is wrong with a tree, perhaps that of somebody else's member; empty: nothing."""
+        """Return what is wrong with a tree, perhaps that of somebody else's member.
+
+        Empty: nothing.
+        """
         if len(tree) > max_nodes or tree.origins is None:
             return f"{len(tree)} nodes, at most {max_nodes} asked for; or without origins"
-        if len(tree) and not 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < self._vocabulary_size:
+        if (
+            len(tree)
+            and not 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < self._vocabulary_size
+        ):
             return f"a token outside the model's 0..{self._vocabulary_size - 1}"
         return ""
 
@@ -152,12 +168,17 @@ class DraftSessions:
         for session, origins in zip(self._sessions, piece.origins, strict=True):
             if session is not None and (elsewhere := session.sources.elsewhere):
                 drafted = [origin for origin in origins if origin]
-                of_here = next((index for index, origin in enumerate(drafted) if not origin & ~elsewhere), len(drafted))
+                of_here = next(
+                    (index for index, origin in enumerate(drafted) if not origin & ~elsewhere),
+                    len(drafted),
+                )
                 number += len(drafted) - of_here
         return number
 
     def accept(self, piece: Piece, top_tokens: TopTokens) -> None:
-        """Pass the accepted tokens to the sessions, and the most likely tokens after all that was verified."""
+        """Pass the accepted tokens to the sessions, and the most
+        likely tokens after all that was verified.
+        """
         for row, (session, tokens) in enumerate(zip(self._sessions, piece.tokens, strict=True)):
             if session is None or not tokens:
                 continue
@@ -210,18 +231,24 @@ class DraftSessions:
             return {"top_k": likely}
         top, path, nodes = top_tokens.indices[row], piece.paths[row], len(piece.trees[row])
         likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
-        is_whole = nodes == self._drafted[row]  # also where there is no tree: the row of the context is known
+        is_whole = (
+            nodes == self._drafted[row]
+        )  # also where there is no tree: the row of the context is known
         return {"top_k": likely, "node_top_k": top[: 1 + nodes] if is_whole else None}
 
 
 def pruned(tree: TokenTree, max_depth: int) -> TokenTree:
-    """Return the part of `tree` that is at most `max_depth` deep, all of it if that can still be accepted."""
+    """Return the part of `tree` that is at most `max_depth` deep,
+    all of it if that can still be accepted.
+    """
     kept = np.flatnonzero(tree.depths <= max_depth)
     return tree if kept.size == len(tree) else part_of(tree, kept)
 
 
 def chain_of(tree: TokenTree) -> TokenTree:
-    """Return the likeliest path of `tree`, all of it if there is one alone: somebody else's member may branch."""
+    """Return the likeliest path of `tree`, all of it if there is
+    one alone: somebody else's member may branch.
+    """
     if tree.parents.tolist() == list(range(-1, len(tree) - 1)):
         return tree
     scores = np.zeros(len(tree)) if tree.scores is None else tree.scores

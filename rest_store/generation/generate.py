@@ -1,10 +1,11 @@
 """`rest_store.generate`: what `model.generate(custom_generate=...)` of transformers 5 calls.
 
-    model.generate(**inputs, custom_generate=rest_store.generate, drafter=[store, rest_store.PromptLookup()])
+    model.generate(**inputs, custom_generate=rest_store.generate, drafter=[store,
+    rest_store.PromptLookup()])
 
-transformers prepares everything as for its own decoding (cache, mask, processors, criteria), then calls this. It
-forwards the arguments of this signature that it does not take itself. A `streamer` it takes itself, and does not
-forward; `streamer_of_the_call` finds it.
+transformers prepares everything as for its own decoding (cache, mask, processors, criteria), then
+calls this. It forwards the arguments of this signature that it does not take itself. A `streamer`
+it takes itself, and does not forward; `streamer_of_the_call` finds it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.seam import streamer_of_the_call
@@ -43,74 +44,91 @@ def generate(
     stream_to: Any = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Generate as `model.generate` does, token for token, with fewer forward passes (REST, arXiv 2311.08252).
+    """Generate as `model.generate` does, token for token, with
+    fewer forward passes (REST, arXiv 2311.08252).
 
     Pass it to `model.generate` as `custom_generate`, with the arguments from `drafter` on by name.
 
     Args:
         model: a decoder-only model of transformers.
         input_ids: int64[rows, length], padded on the left.
-        logits_processor: prepared by `model.generate`. Each call of one judges a single row, of a batch too; custom
-            ones are copied for each row of a batch, with all that they hold.
+        logits_processor: prepared by `model.generate`. Each call of one judges a single row, of a
+            batch too; custom ones are copied for each row of a batch, with all that they hold.
         stopping_criteria: prepared by `model.generate`. Each call of one judges a single row.
         generation_config: prepared by `model.generate`.
         drafter: sources for a `DraftSession` of each row; None: plain decoding.
-        references: token ids of texts that the output of each row will probably resemble, the likeliest last: an
-            edited file, earlier answers to the same prompt. `PromptLookup`, which must be in `drafter`, searches them.
+        references: token ids of texts that the output of each row will probably resemble, the
+            likeliest last: an edited file, earlier answers to the same prompt. `PromptLookup`,
+            which must be in `drafter`, searches them.
         max_nodes: most draft tokens of a step, 0..1024; None: 16, on an accelerator 64.
         adaptive: measure what steps cost, and draft only while that pays.
-        remember: what each output is added to beside generation: a `LiveDatastore` opened for writing, a
-            `DatastoreClient` of one, or another object with `add(documents, ids=None)`. To draft from it as well, name
-            it in `drafter` too. None: nothing.
-        calibration: of the sessions, such as `Calibration.load` of what `rest-store calibrate` wrote; None: the
-            package's. What it learns, it keeps for later generations.
-        acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible are kept without a
-            draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer forward passes, but the text is no longer a
-            sample of the model's distribution; it is more predictable, and leans towards what was drafted.
-        group: of the outputs in `remember`, as `LiveDatastore.add` takes it, such as a key of the prompt. What was
-            remembered of the same group is searched as references are, if `PromptLookup` is in `drafter`.
+        remember: what each output is added to beside generation: a `LiveDatastore` opened for
+            writing, a `DatastoreClient` of one, or another object with `add(documents, ids=None)`.
+            To draft from it as well, name it in `drafter` too. None: nothing.
+        calibration: of the sessions, such as `Calibration.load` of what `rest-store calibrate`
+            wrote; None: the package's. What it learns, it keeps for later generations.
+        acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible
+            are kept without a draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer
+            forward passes, but the text is no longer a sample of the model's distribution; it is
+            more predictable, and leans towards what was drafted.
+        group: of the outputs in `remember`, as `LiveDatastore.add` takes it, such as a key of the
+            prompt. What was remembered of the same group is searched as references are, if
+            `PromptLookup` is in `drafter`.
         epoch: of the outputs in `remember`, likewise.
-        stream_to: a streamer of transformers, given the prompt and each token (one row only): another way to pass the
-            `streamer` of `model.generate`.
+        stream_to: a streamer of transformers, given the prompt and each token (one row only):
+            another way to pass the `streamer` of `model.generate`.
         model_kwargs: prepared by `model.generate`.
 
     Returns:
-        int64[rows, longest length]. With `return_dict_in_generate=True` a `GenerateOutput`: its `statistics` say how
-        many forward passes were needed, and what was drafted and accepted.
+        int64[rows, longest length]. With `return_dict_in_generate=True` a `GenerateOutput`: its
+        `statistics` say how many forward passes were needed, and what was drafted and accepted.
 
     Raises:
-        ModelNotSupportedError: not a decoder-only model whose keys and values can be kept for one path of a tree.
-        ModeNotSupportedError: not greedy search or sampling, inputs other than token ids, a processor or criterion that
-            does not judge rows one by one, a streamer for several rows, or two streamers; typical acceptance in greedy
-            search or with a SynthID watermark.
-        CacheNotSupportedError: a quantized or offloaded cache, a static one of yours, or one that was not made for the
-            recurrent states of the model.
+        NotSupportedError: not a decoder-only model whose keys and values can be kept for one path
+            of a tree.
+        NotSupportedError: not greedy search or sampling, inputs other than token ids, a processor
+            or criterion that does not judge rows one by one, a streamer for several rows, or two
+            streamers; typical acceptance in greedy search or with a SynthID watermark.
+        NotSupportedError: a quantized or offloaded cache, a static one of yours, or one that was
+            not made for the recurrent states of the model.
         TokenizerMismatchError: datastores in `drafter` and `remember` have different tokenizers.
-        SourceError: `drafter` is no list, one of it is not a source or is given twice, or there are too many; or there
-            are references, but no prompt lookup.
-        ContextTypeError, TokenRangeError: a reference is not 1-D token ids.
-        LimitError: `max_nodes`, `acceptance` or `epoch` is out of range.
+        SourceError: `drafter` is no list, one of it is not a source or is given twice, or there are
+            too many; or there are references, but no prompt lookup.
+        ContextTypeError, QueryError: a reference is not 1-D token ids.
+        ArgumentError: `max_nodes`, `acceptance` or `epoch` is out of range.
         DocumentError: `group` is not a valid name of a group.
         NativeKernelError: the kernel was not compiled.
-        RememberError: nothing can be added to `remember`.
-        CalibrationError: `calibration` is not a `Calibration`.
+        SourceError: nothing can be added to `remember`.
+        DataFileError: `calibration` is not a `Calibration`.
         DatastoreClosedError: one of the sources is closed.
 
-    A session or source that fails later changes nothing but speed. It is counted in `statistics.drafts`; one
-    `DraftingWarning` at the end of the generation says that it stopped, or that nothing was drafted, and why.
-    What cannot be remembered in time is counted in `statistics.remembered`, and a warning says why.
-    One generation at a time for each model.
+    A session or source that fails later changes nothing but speed. It is counted in
+    `statistics.drafts`; one `DraftingWarning` at the end of the generation says that it stopped, or
+    that nothing was drafted, and why. What cannot be remembered in time is counted in
+    `statistics.remembered`, and a warning says why. One generation at a time for each model.
     """
     streamer = streamer_of_the_call()
     if streamer is not None and stream_to is not None:
-        raise ModeNotSupportedError(describe("generate", "streamer", "given beside stream_to", "one of them"))
+        raise NotSupportedError(
+            describe("generate", "streamer", "given beside stream_to", "one of them")
+        )
     generation = Generation(
         model,
         input_ids,
         logits_processor,
         stopping_criteria,
         generation_config,
-        options=Options(drafter, references, max_nodes, adaptive, remember, calibration, acceptance, group, epoch),
+        options=Options(
+            drafter,
+            references,
+            max_nodes,
+            adaptive,
+            remember,
+            calibration,
+            acceptance,
+            group,
+            epoch,
+        ),
         **model_kwargs,
     )
     if streamer is not None:

@@ -1,4 +1,6 @@
-"""`Generator`: a model, its tokenizer and the sources that draft for them, to call from your own code."""
+"""`Generator`: a model, its tokenizer and the sources that draft
+for them, to call from your own code.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,9 @@ from rest_store.drafting.members import MemberSource
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.sources import RecycledLogits, source_names
 from rest_store.errors import (
+    ArgumentError,
     DraftingWarning,
-    ModeNotSupportedError,
-    NoTokenizerError,
-    PromptError,
+    NotSupportedError,
     PromptWarning,
     TokenizerLoadError,
     describe,
@@ -47,8 +48,8 @@ class Generator:
     Args:
         model: a decoder-only model of transformers.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
-        sources: the `drafter` of `rest_store.generate`, which describes the other arguments and errors, too. Datastores
-            that were built with another tokenizer are refused.
+        sources: the `drafter` of `rest_store.generate`, which describes the other arguments and
+            errors, too. Datastores that were built with another tokenizer are refused.
 
     Attributes:
         source_names: a name for each source.
@@ -73,7 +74,9 @@ class Generator:
         options = Options(sources, (), max_nodes, adaptive, remember, calibration, acceptance)
         if sources and calibration is None:  # one for all generations
             options = replace(options, calibration=Calibration.default())
-        self._options = replace(options, tokenizer=_identity_for(tokenizer, [*(sources or ()), remember]))
+        self._options = replace(
+            options, tokenizer=_identity_for(tokenizer, [*(sources or ()), remember])
+        )
         self.source_names = source_names(sources or ())
 
     def generate(
@@ -90,15 +93,15 @@ class Generator:
         """Generate to the end.
 
         Args:
-            prompt: text, messages of a chat (a list of mappings with role and content, which the tokenizer's chat
-                template renders), 1-D or 2-D token ids, or a mapping such as a tokenizer returns, all of which goes
-                into the model.
+            prompt: text, messages of a chat (a list of mappings with role and content, which the
+                tokenizer's chat template renders), 1-D or 2-D token ids, or a mapping such as a
+                tokenizer returns, all of which goes into the model.
             references: of `rest_store.generate`, as text or token ids.
             group: of `rest_store.generate`.
             epoch: of `rest_store.generate`.
-            compare: before it, generate plainly and with drafts in turns and with the same random numbers, for up to
-                about half a minute. All goes on as if that had not been done: torch's random generators, recycled
-                logits, and what is remembered.
+            compare: before it, generate plainly and with drafts in turns and with the same random
+                numbers, for up to about half a minute. All goes on as if that had not been done:
+                torch's random generators, recycled logits, and what is remembered.
             on_piece: called with what each forward pass wrote.
             options: of `model.generate`, `stop_strings` included.
 
@@ -106,14 +109,18 @@ class Generator:
             Tokens, text, and what drafting gave.
 
         Raises:
-            GenerationError: as `rest_store.generate`; PromptError for a bad prompt, NoTokenizerError for text without a
-                tokenizer, ModeNotSupportedError for a `streamer`, and for `compare` with a cache of yours, which can be
-                continued once.
+            RestStoreError: as `rest_store.generate`; ArgumentError for a bad prompt, ArgumentError
+                for text without a tokenizer, NotSupportedError for a `streamer`, and for `compare`
+                with a cache of yours, which can be continued once.
         """
         if compare and (name := name_of_cache_in(options)) is not None:
             expected = "none: each of several generations would continue it"
-            raise ModeNotSupportedError(describe("Generator", name, "passed with compare=True", expected))
-        drafting = replace(self._options, references=self._tokens_of(references), group=group, epoch=epoch)
+            raise NotSupportedError(
+                describe("Generator", name, "passed with compare=True", expected)
+            )
+        drafting = replace(
+            self._options, references=self._tokens_of(references), group=group, epoch=epoch
+        )
         options = self._with_stop_strings(options)
         comparison = self._compare(prompt, drafting, options) if compare else None
         output = self._write(self._inputs(prompt), drafting, options, on_piece)
@@ -130,22 +137,29 @@ class Generator:
         epoch: int = 0,
         **options: Any,
     ) -> Stream:
-        """Return the generation, to iterate over what each forward pass wrote, to its end or until `close`.
+        """Return the generation, to iterate over what each forward
+        pass wrote, to its end or until `close`.
 
-        Arguments and errors as in `generate`. `model.generate` runs in a thread of its own, each pass of it while the
-        next piece is waited for. A stream that is dropped before its end is closed, but does not fill a cache of yours:
-        close it for that.
+        Arguments and errors as in `generate`. `model.generate` runs in a thread of its own, each
+        pass of it while the next piece is waited for. A stream that is dropped before its end is
+        closed, but does not fill a cache of yours: close it for that.
         """
-        drafting = replace(self._options, references=self._tokens_of(references), group=group, epoch=epoch)
+        drafting = replace(
+            self._options, references=self._tokens_of(references), group=group, epoch=epoch
+        )
         of_model = self._with_stop_strings(options)
         inputs = self._inputs(prompt)
-        return Stream(lambda drive: self._run(inputs, drafting, of_model, drive), type(self.model).__name__)
+        return Stream(
+            lambda drive: self._run(inputs, drafting, of_model, drive), type(self.model).__name__
+        )
 
-    def _run(self, inputs: Mapping[str, Any], drafting: Options, options: Mapping[str, Any], drive: Drive) -> Any:
+    def _run(
+        self, inputs: Mapping[str, Any], drafting: Options, options: Mapping[str, Any], drive: Drive
+    ) -> Any:
         """Call `model.generate`, which calls `drive` with a generation; return what it returns."""
         if options.get("streamer") is not None:
             expected = "none: iterate over the pieces of Generator.stream"
-            raise ModeNotSupportedError(describe("Generator", "streamer", "passed", expected))
+            raise NotSupportedError(describe("Generator", "streamer", "passed", expected))
 
         def loop(
             model: Any,
@@ -156,7 +170,11 @@ class Generator:
             **model_kwargs: Any,
         ) -> Any:
             prepared = (model, input_ids, logits_processor, stopping_criteria, generation_config)
-            return drive(Generation(*prepared, options=drafting, text_tokenizer=self.tokenizer, **model_kwargs))
+            return drive(
+                Generation(
+                    *prepared, options=drafting, text_tokenizer=self.tokenizer, **model_kwargs
+                )
+            )
 
         return self.model.generate(**inputs, **options, custom_generate=loop)
 
@@ -169,14 +187,18 @@ class Generator:
     ) -> GeneratorOutput:
         """Generate to the end."""
         with_gradients = torch.is_grad_enabled()
-        generation: Generation | None = None  # the latest: a wrapper of the model may generate more than once
+        generation: Generation | None = (
+            None  # the latest: a wrapper of the model may generate more than once
+        )
 
         def drive(begun: Generation) -> Any:
             nonlocal generation
             generation = begun
             with begun:
                 for piece in begun if on_piece is not None else ():
-                    with torch.set_grad_enabled(with_gradients):  # `model.generate` has turned them off
+                    with torch.set_grad_enabled(
+                        with_gradients
+                    ):  # `model.generate` has turned them off
                         on_piece(piece)  # type: ignore[misc]  # it is not None here
                 return begun.result()
 
@@ -185,7 +207,10 @@ class Generator:
             raise loop_not_run(type(self.model).__name__)
         texts = None
         if self.tokenizer is not None:
-            texts = [self.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generation.tokens]
+            texts = [
+                self.tokenizer.decode(tokens, skip_special_tokens=True)
+                for tokens in generation.tokens
+            ]
         sources = accepted_by_source(generation.statistics.origins, self.source_names)
         sequences = getattr(result, "sequences", result)
         return GeneratorOutput(sequences, generation.tokens, texts, generation.statistics, sources)
@@ -225,7 +250,8 @@ class Generator:
         )
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait, at most for `seconds`, until all outputs so far are remembered, those of other generators, too.
+        """Wait, at most for `seconds`, until all outputs so far are
+        remembered, those of other generators, too.
 
         Returns:
             Whether nothing is left to be written.
@@ -235,15 +261,22 @@ class Generator:
     def _with_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return options of `model.generate` with a criterion in place of stop strings.
 
-        These need a tokenizer, which `model.generate` does not pass on to a custom loop. They may be an argument, or be
-        in a `generation_config`: that of the call or that of the model.
+        These need a tokenizer, which `model.generate` does not pass on to a custom loop. They may
+        be an argument, or be in a `generation_config`: that of the call or that of the model.
         """
-        others = {name: value for name, value in options.items() if name not in ("stop_strings", "tokenizer")}
+        others = {
+            name: value
+            for name, value in options.items()
+            if name not in ("stop_strings", "tokenizer")
+        }
         config = options.get("generation_config")
         of_configs = [
-            getattr(one, "stop_strings", None) for one in (config, getattr(self.model, "generation_config", None))
+            getattr(one, "stop_strings", None)
+            for one in (config, getattr(self.model, "generation_config", None))
         ]
-        strings = next((one for one in (options.get("stop_strings"), *of_configs) if one is not None), None)
+        strings = next(
+            (one for one in (options.get("stop_strings"), *of_configs) if one is not None), None
+        )
         if strings is None:
             return others
         tokenizer = options.get("tokenizer")
@@ -258,17 +291,22 @@ class Generator:
         return others
 
     def _inputs(self, prompt: Any) -> dict[str, torch.Tensor]:
-        """Return a prompt as arguments of `model.generate`, each of one row or several, on the model's device.
+        """Return a prompt as arguments of `model.generate`, each of
+        one row or several, on the model's device.
 
         Raises:
-            PromptError: they are no tensors, or no token ids of the model.
+            ArgumentError: they are no tensors, or no token ids of the model.
         """
         if isinstance(prompt, str):
             prompt = tokenized(self._needed_tokenizer(), prompt)
         elif is_chat(prompt):
             prompt = tokenized_chat(self._needed_tokenizer(), prompt)
         named = prompt if isinstance(prompt, Mapping) else {"input_ids": prompt}
-        rows = {name: _rows(name, value) for name, value in named.items() if value is not None or value is prompt}
+        rows = {
+            name: _rows(name, value)
+            for name, value in named.items()
+            if value is not None or value is prompt
+        }
         if "input_ids" in rows:
             rows["input_ids"] = _token_ids(rows["input_ids"], vocabulary_size(self.model))
         return {name: tensor.to(device_of(self.model)) for name, tensor in rows.items()}
@@ -278,7 +316,11 @@ class Generator:
         if not isinstance(references, list | tuple):
             return references
         return [
-            self._needed_tokenizer()(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
+            (
+                self._needed_tokenizer()(text, add_special_tokens=False)["input_ids"]
+                if isinstance(text, str)
+                else text
+            )
             for text in references
         ]
 
@@ -288,20 +330,25 @@ class Generator:
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
         if has_template and len(written) == 1 and written[0] in self.tokenizer.all_special_ids:
             warnings.warn(
-                "rest-store: the model ended the text after 1 token. The prompt was continued as it is; to ask a chat "
-                'model, pass messages: [{"role": "user", "content": ...}]',
+                "rest-store: the model ended the text after 1 token. The prompt was continued as it"
+                ' is; to ask a chat model, pass messages: [{"role": "user", "content": ...}]',
                 PromptWarning,
                 stacklevel=3,
             )
 
     def _needed_tokenizer(self) -> Any:
         if self.tokenizer is None:
-            raise NoTokenizerError(describe("Generator", "tokenizer", "None", "a tokenizer, for text and stop strings"))
+            raise ArgumentError(
+                describe("Generator", "tokenizer", "None", "a tokenizer, for text and stop strings")
+            )
         return self.tokenizer
 
 
-# Of each tokenizer its identity, which takes seconds for a large vocabulary, and its number of tokens then.
-_identities: weakref.WeakKeyDictionary[Any, tuple[int, TokenizerIdentity]] = weakref.WeakKeyDictionary()
+# Of each tokenizer its identity, which takes seconds for a large vocabulary, and its number of
+# tokens then.
+_identities: weakref.WeakKeyDictionary[Any, tuple[int, TokenizerIdentity]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentity | None:
@@ -313,38 +360,72 @@ def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentit
         return known
     try:
         identity = identity_of(tokenizer)
-    except TokenizerLoadError:  # written in Python: no datastore can be built with it, so none is refused
+    except (
+        TokenizerLoadError
+    ):  # written in Python: no datastore can be built with it, so none is refused
         return None
     _identities[tokenizer] = (len(tokenizer), identity)
     return identity
 
 
 def _copied(options: Options) -> Options:
-    """Return options whose sources and calibration learn for themselves from here on; nothing is remembered."""
-    sources = [source.copy() if isinstance(source, RecycledLogits) else source for source in options.drafter or ()]
+    """Return options whose sources and calibration learn for themselves from here on.
+
+    Nothing is remembered.
+    """
+    sources = [
+        source.copy() if isinstance(source, RecycledLogits) else source
+        for source in options.drafter or ()
+    ]
     calibration = copy.copy(options.calibration)
     references = options.all_references(lambda error: None)  # the generation itself says it
-    return replace(options, drafter=sources, calibration=calibration, references=references, remember=None)
+    return replace(
+        options, drafter=sources, calibration=calibration, references=references, remember=None
+    )
 
 
-_EXPECTED = "text, messages of a chat, a row of token ids, several of equal length, or what a tokenizer returns"
+_EXPECTED = (
+    "text, messages of a chat, a row of token ids, several of equal length, or what a tokenizer"
+    " returns"
+)
 
 
 def _rows(name: str, values: Any) -> torch.Tensor:
     """Return the values of an input as a tensor of at least two dimensions."""
     try:
         tensor = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # text, ragged rows, anything else
-        raise PromptError(describe("Generator", name, f"a {type(values).__name__} ({error})", _EXPECTED)) from error
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        OverflowError,
+    ) as error:  # text, ragged rows, anything else
+        raise ArgumentError(
+            describe("Generator", name, f"a {type(values).__name__} ({error})", _EXPECTED)
+        ) from error
     return tensor if tensor.ndim > 1 else tensor[None]
 
 
 def _token_ids(rows: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """Return int64[rows, length]: models read no narrower ids, such as the uint16 of numpy."""
-    if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool or rows.ndim != 2 or not rows.numel():
-        raise PromptError(describe("Generator", "input_ids", f"{rows.dtype} of shape {list(rows.shape)}", _EXPECTED))
+    if (
+        rows.is_floating_point()
+        or rows.is_complex()
+        or rows.dtype == torch.bool
+        or rows.ndim != 2
+        or not rows.numel()
+    ):
+        raise ArgumentError(
+            describe(
+                "Generator", "input_ids", f"{rows.dtype} of shape {list(rows.shape)}", _EXPECTED
+            )
+        )
     rows = rows.long()
     outside = rows[(rows < 0) | (rows >= vocabulary)]
     if outside.numel():
-        raise PromptError(describe("Generator", "a token id in input_ids", int(outside[0]), f"0..{vocabulary - 1}"))
+        raise ArgumentError(
+            describe(
+                "Generator", "a token id in input_ids", int(outside[0]), f"0..{vocabulary - 1}"
+            )
+        )
     return rows

@@ -1,4 +1,6 @@
-"""The logits of tokens that a grammar forbids, masked as `generate` of transformers calls its processors."""
+"""The logits of tokens that a grammar forbids, masked as `generate`
+of transformers calls its processors.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from transformers import LogitsProcessor
 
 from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.grammar_matchers import GrammarMatcher
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 
 
 class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of transformers are not read
@@ -20,7 +22,7 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
         grammar: that the output follows, from its first token on.
 
     Raises:
-        ModeNotSupportedError: when called for several rows, or with a text that leaves the grammar.
+        NotSupportedError: when called for several rows, or with a text that leaves the grammar.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -32,7 +34,8 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
         return GrammarMask(self.grammar)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores, float[1, vocabulary], with those of forbidden tokens at minus infinity.
+        """Return the scores, float[1, vocabulary], with those of
+        forbidden tokens at minus infinity.
 
         Args:
             input_ids: int64[1, length], the row so far: at the first call the prompt.
@@ -40,14 +43,16 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
         """
         if input_ids.shape[0] != 1:
             found = f"called for {input_ids.shape[0]} rows"
-            raise ModeNotSupportedError(describe("GrammarMask", "a mask", found, "one row"))
+            raise NotSupportedError(describe("GrammarMask", "a mask", found, "one row"))
         if self._matcher is None:
             self._matcher = self.grammar.begin()
         else:
             for token in input_ids[0, self._length :].tolist():
                 if not self._matcher.accept(token):
                     found = f"at token {token}, which the grammar forbids"
-                    raise ModeNotSupportedError(describe("GrammarMask", "the text", found, "one of the grammar"))
+                    raise NotSupportedError(
+                        describe("GrammarMask", "the text", found, "one of the grammar")
+                    )
         self._length = input_ids.shape[1]
         mask = self._matcher.mask()
         if mask is None:  # the text has ended, and so has the row

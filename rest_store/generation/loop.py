@@ -12,10 +12,10 @@ import torch
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.costs import DraftPolicy
-from rest_store.drafting.limits import TOP_K
+from rest_store.drafting.draft_options import TOP_K
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.acceptance import Acceptance, Stops
 from rest_store.generation.attention import require_attention
 from rest_store.generation.detokenizer import Detokenizer
@@ -23,7 +23,13 @@ from rest_store.generation.draft_sessions import EMPTY, DraftSessions, shortened
 from rest_store.generation.options import Options
 from rest_store.generation.output import Piece, Statistics, output_of
 from rest_store.generation.passes import Verifier
-from rest_store.generation.prefill import PrefilledPrompt, prefill, prompt_length, require_prompt, unpadded
+from rest_store.generation.prefill import (
+    PrefilledPrompt,
+    prefill,
+    prompt_length,
+    require_prompt,
+    unpadded,
+)
 from rest_store.generation.rows import rows_of
 from rest_store.generation.seam import cache_in, require_transformers
 from rest_store.generation.support import (
@@ -44,11 +50,12 @@ _policies: weakref.WeakKeyDictionary[Any, dict[Hashable, DraftPolicy]] = weakref
 class Generation:
     """A generation to iterate over, once: each item is the `Piece` that one forward pass wrote.
 
-    Iterating again continues where the last iteration stopped. Can be given to `model.generate` as `custom_generate`.
-    Used by one thread. A context manager; `close` ends it. The end of the text and an error close it too.
+    Iterating again continues where the last iteration stopped. Can be given to `model.generate` as
+    `custom_generate`. Used by one thread. A context manager; `close` ends it. The end of the text
+    and an error close it too.
 
-    The caller's cache is empty meanwhile, and filled on closing. If a generation is dropped without being closed, the
-    cache stays empty: by the time Python notices, it may be in use again.
+    The caller's cache is empty meanwhile, and filled on closing. If a generation is dropped without
+    being closed, the cache stays empty: by the time Python notices, it may be in use again.
 
     Args:
         options: how to draft, and where to remember.
@@ -91,18 +98,27 @@ class Generation:
         require_model(model)
         require_attention(model)
         most = self._stops.max_length or math.inf  # tokens of a row
-        held = prompt_length(input_ids, model_kwargs) - input_ids.shape[1]  # in a cache, beside those of the row
+        held = (
+            prompt_length(input_ids, model_kwargs) - input_ids.shape[1]
+        )  # in a cache, beside those of the row
         require_length(model, held + most)
-        self._longest = min(most, position_count(model) + 1 - held)  # the last token needs no position
+        self._longest = min(
+            most, position_count(model) + 1 - held
+        )  # the last token needs no position
         require_prompt(model, generation_config, model_kwargs)
         require_verifier(model, cache_in(model_kwargs))
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._options = input_ids, options
-        # Several threads spin while they wait for one that other processes delay, so their time is no better.
+        # Several threads spin while they wait for one that other processes delay, so their time is
+        # no better.
         self._by_processor = input_ids.device.type == "cpu" and torch.get_num_threads() == 1
-        self._takes_best = not sample and len(logits_processor) == 0  # of the raw logits, so of all nodes at once
+        self._takes_best = (
+            not sample and len(logits_processor) == 0
+        )  # of the raw logits, so of all nodes at once
         self._rows = rows_of(input_ids, logits_processor, sample=sample)
-        self._detokenizers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
+        self._detokenizers = (
+            None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
+        )
         self.statistics = Statistics(origins=[[] for _ in self._rows])
         returns_dict = bool(generation_config.return_dict_in_generate)
         self._acceptance = Acceptance(
@@ -125,7 +141,9 @@ class Generation:
         if self._detokenizers is not None:
             piece.words = [
                 detokenizer.words(tokens, last=row.ended)
-                for detokenizer, tokens, row in zip(self._detokenizers, piece.tokens, self._rows, strict=True)
+                for detokenizer, tokens, row in zip(
+                    self._detokenizers, piece.tokens, self._rows, strict=True
+                )
             ]
         return piece
 
@@ -153,10 +171,14 @@ class Generation:
         """Open the sessions and run the prompt."""
         prompts = unpadded(self._input_ids, self._model_kwargs)
         self._prompt_ends = [prompt[-PROMPT_TOKENS:] for prompt in prompts]
-        sessions = self._sessions = DraftSessions(self._options, prompts, vocabulary_size(self._model))
+        sessions = self._sessions = DraftSessions(
+            self._options, prompts, vocabulary_size(self._model)
+        )
         self.statistics.drafts = sessions.counts
         began = time.perf_counter()
-        prompt = prefill(self._model, self._input_ids, self._config.prefill_chunk_size, self._model_kwargs)
+        prompt = prefill(
+            self._model, self._input_ids, self._config.prefill_chunk_size, self._model_kwargs
+        )
         top_tokens = self._read(prompt.logits, sessions)
         seconds = time.perf_counter() - began
         if self._options.adaptive:
@@ -180,7 +202,10 @@ class Generation:
         top_tokens = self._read(logits, sessions)
         verified = self._times()
         piece = self._acceptance.accept(logits, top_tokens, trees)
-        piece.drafting_seconds, piece.forward_seconds = drafted[0] - began[0], verified[0] - drafted[0]
+        piece.drafting_seconds, piece.forward_seconds = (
+            drafted[0] - began[0],
+            verified[0] - drafted[0],
+        )
         piece.forward_passes = verifier.passes - passes
         verifier.keep(piece.paths)
         sessions.accept(piece, top_tokens)
@@ -190,10 +215,12 @@ class Generation:
                 self._learn(self._policy, sessions, more, piece, drafted[1] - began[1])
         return piece
 
-    # --- one step ----------------------------------------------------------------------------------------------------
+    # --- one step ---------------------------------------------------------------------------------
 
     def _draft(self, sessions: DraftSessions, verifier: Verifier) -> tuple[bool, list[TokenTree]]:
-        """Return whether sessions were asked, and the tree of each row, empty where there is none."""
+        """Return whether sessions were asked, and the tree of
+        each row, empty where there is none.
+        """
         longest = int(min(self._longest, 2**31)) - 1  # the bonus token comes last
         depths = [0 if row.ended else longest - len(row.tokens) for row in self._rows]
         # A step reads at most as many tokens again as it may draft: then they are committed.
@@ -207,35 +234,49 @@ class Generation:
             return False, [EMPTY] * len(self._rows)
         costs = policy.costs(self._max_nodes, waiting)
         services = policy.wants_services()
-        trees = sessions.draft(depths, self._max_nodes, costs, shape=verifier.shape, services=services)
+        trees = sessions.draft(
+            depths, self._max_nodes, costs, shape=verifier.shape, services=services
+        )
         if verifier.rereads:
             trees = [
-                tree if tree.scores is None else shortened(tree, policy.worth(tree.scores.astype(float), waiting))
+                tree
+                if tree.scores is None
+                else shortened(tree, policy.worth(tree.scores.astype(float), waiting))
                 for tree in trees
             ]
         return True, trees
 
     def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
         """Wait for the logits of a forward pass; return what is needed of them on the host."""
-        top_tokens = read_top_tokens(logits, best=self._takes_best, count=TOP_K if sessions.active else 0)
+        top_tokens = read_top_tokens(
+            logits, best=self._takes_best, count=TOP_K if sessions.active else 0
+        )
         if logits.device.type == "cuda":
             torch.cuda.current_stream(logits.device).synchronize()
         return top_tokens
 
-    def _learn(self, policy: DraftPolicy, sessions: DraftSessions, nodes: int, piece: Piece, seconds: float) -> None:
-        """Learn what drafts took and brought. The rows of a batch are padded to one width: all count as one."""
+    def _learn(
+        self, policy: DraftPolicy, sessions: DraftSessions, nodes: int, piece: Piece, seconds: float
+    ) -> None:
+        """Learn what drafts took and brought.
+
+        The rows of a batch are padded to one width: all count as one.
+        """
         waited, lengths = sessions.waited, [len(tokens) for tokens in piece.tokens if tokens]
         scores = [tree.scores for tree in piece.trees if tree.scores is not None]
         expected = sum(float(of_tree.sum()) for of_tree in scores) / len(lengths)
-        accepted, of_services = sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths)
+        accepted, of_services = (
+            sum(lengths) / len(lengths) - 1,
+            sessions.of_services(piece) / len(lengths),
+        )
         seconds += waited if self._by_processor else 0.0
         policy.learn(nodes, expected, accepted, seconds, waited, of_services)
 
     def _times(self) -> tuple[float, float]:
         """Return the present time, and that which steps are judged by, both in seconds.
 
-        On one core the latter is the processor's time, which other processes hardly change. It does not pass while a
-        service is waited for.
+        On one core the latter is the processor's time, which other processes hardly change. It does
+        not pass while a service is waited for.
         """
         now = time.perf_counter()
         return now, time.process_time() if self._by_processor else now
@@ -246,7 +287,7 @@ class Generation:
         start = self._input_ids.shape[1]
         return [row.tokens[start:] for row in self._rows]
 
-    # --- begin and end -----------------------------------------------------------------------------------------------
+    # --- begin and end ----------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the generation here; the caller's cache then holds what was written."""
@@ -285,18 +326,20 @@ class Generation:
         self.close()
 
     def result(self, streamer: Any = None, *, has_prompt: bool = False) -> Any:
-        """Run to the end; return what `generate` returns. After `close` or an error that is what was written before.
+        """Run to the end; return what `generate` returns. After `close`
+        or an error that is what was written before.
 
         Args:
             streamer: of transformers, given the prompt and each token.
             has_prompt: whether it was given the prompt before.
 
         Raises:
-            ModeNotSupportedError: a streamer for several rows, which do not all get a token in the same step.
+            NotSupportedError: a streamer for several rows, which do not all get a token in the same
+                step.
         """
         if streamer is not None and len(self._rows) != 1:
             found = f"given for {len(self._rows)} rows"
-            raise ModeNotSupportedError(describe("generate", "a streamer", found, "one row"))
+            raise NotSupportedError(describe("generate", "a streamer", found, "one row"))
         with self:
             if streamer is not None and not has_prompt:
                 streamer.put(self._input_ids.cpu())
@@ -310,13 +353,23 @@ class Generation:
 
 
 def _policy_of(model: Any, prompt: PrefilledPrompt) -> DraftPolicy:
-    """Return the policy of another generation of `model` behind `prompt`, which knows steps of the same conditions."""
+    """Return the policy of another generation of `model` behind
+    `prompt`, which knows steps of the same conditions.
+    """
     context = max(prompt.length, 256).bit_length()  # steps take longer with the context
     is_prepacked = any("forward" in vars(module) for module in model.modules())
-    conditions = (prompt.logits.shape[0], context, prompt.logits.device, prompt.logits.dtype, is_prepacked)
+    conditions = (
+        prompt.logits.shape[0],
+        context,
+        prompt.logits.device,
+        prompt.logits.dtype,
+        is_prepacked,
+    )
     policies = _policies.setdefault(model, {})
     policy = policies.get(conditions)
     if policy is None:
-        policy = policies[conditions] = DraftPolicy(0.04 if prompt.logits.device.type == "cpu" else 0.005)
+        policy = policies[conditions] = DraftPolicy(
+            0.04 if prompt.logits.device.type == "cpu" else 0.005
+        )
     policy.begin()
     return policy

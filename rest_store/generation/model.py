@@ -19,7 +19,9 @@ from rest_store.loading.hub import hub_failure
 from rest_store.loading.tokenizer import load_tokenizer
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # anything else can only be a path
-_EXPECTED = "a causal language model of transformers with its tokenizer: a name, a directory or a .gguf"
+_EXPECTED = (
+    "a causal language model of transformers with its tokenizer: a name, a directory or a .gguf"
+)
 
 
 def load_model(
@@ -32,7 +34,8 @@ def load_model(
     """Load a model and its tokenizer.
 
     Args:
-        name: a name on the Hugging Face hub, a directory, or a GGUF file (whose weights are dequantized).
+        name: a name on the Hugging Face hub, a directory, or a GGUF file (whose weights are
+            dequantized).
         dtype: "auto", or a type of torch such as "float32".
         device: where to put the model; None: where it is loaded.
         announce: called with "tokenizer NAME" and "model NAME"; loads that inside what it returns.
@@ -46,19 +49,29 @@ def load_model(
     path = Path(name)
     logging.disable_progress_bar()
     if not path.exists() and (path.suffix == ".gguf" or not _HUB_NAME.fullmatch(name)):
-        raise ModelLoadError(describe(name, "model", "absent (no such file or directory)", _EXPECTED))
+        raise ModelLoadError(
+            describe(name, "model", "absent (no such file or directory)", _EXPECTED)
+        )
     failure = None if path.exists() else hub_failure(name)
     is_gguf = path.suffix == ".gguf"
     location = str(path.parent) if is_gguf else name
-    options: dict[str, Any] = {"gguf_file": path.name} if is_gguf else {"local_files_only": failure is not None}
+    options: dict[str, Any] = (
+        {"gguf_file": path.name} if is_gguf else {"local_files_only": failure is not None}
+    )
     weights: dict[str, Any] = {}
-    if is_gguf and hasattr(transformers, "GgufConfig"):  # which keeps them packed where it has a kernel for the device
+    if is_gguf and hasattr(
+        transformers, "GgufConfig"
+    ):  # which keeps them packed where it has a kernel for the device
         weights["quantization_config"] = transformers.GgufConfig(dequantize=True)
     with _errors("tokenizer", name, failure), announce(f"tokenizer {name}"):
-        tokenizer = _gguf_tokenizer(path) if is_gguf else AutoTokenizer.from_pretrained(location, **options)
+        tokenizer = (
+            _gguf_tokenizer(path) if is_gguf else AutoTokenizer.from_pretrained(location, **options)
+        )
     with _errors("model", name, failure), announce(f"model {name}"):
         loaded_dtype = "float32" if is_gguf and dtype == "auto" else dtype
-        model = AutoModelForCausalLM.from_pretrained(location, dtype=loaded_dtype, **options, **weights).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            location, dtype=loaded_dtype, **options, **weights
+        ).eval()
         return (model.to(device) if device is not None else model), tokenizer
 
 
@@ -80,8 +93,17 @@ def _errors(part: str, name: str, failure: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}" if failure is None else f"it cannot be reached ({failure})"
-        reason = textwrap.shorten(reason, 300, placeholder=" ...")  # some list all models that there are
+        reason = (
+            f"{type(error).__name__}: {error}"
+            if failure is None
+            else f"it cannot be reached ({failure})"
+        )
+        reason = textwrap.shorten(
+            reason, 300, placeholder=" ..."
+        )  # some list all models that there are
         if not Path(name).exists():
-            part, reason = "model", f"no such directory here, and from the Hugging Face hub: {reason}"
+            part, reason = (
+                "model",
+                f"no such directory here, and from the Hugging Face hub: {reason}",
+            )
         raise ModelLoadError(describe(name, part, f"not loaded ({reason})", _EXPECTED)) from error

@@ -11,31 +11,34 @@ import torch
 from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.datastore.validation import IntSequence, label, limit
+from rest_store.datastore.validation import IntSequence, check_int, label
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.limits import references_of
+from rest_store.drafting.draft_options import parse_references
 from rest_store.drafting.remembering import earlier, require_target
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, require_sources
-from rest_store.errors import CalibrationError, LimitError, describe
+from rest_store.errors import ArgumentError, DataFileError, describe
 from rest_store.generation.typical import ACCEPTANCES
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to draft, and where to remember; the fields are arguments of `rest_store.generate`, which describes them.
+    """How to draft, and where to remember.
+
+    The fields are arguments of `rest_store.generate`, which describes them.
 
     Attributes:
         tokenizer: of the model; None: unknown, or not needed, since no source has one.
 
     Raises:
         SourceError, NativeKernelError: `drafter` cannot draft.
-        TokenizerMismatchError: a datastore in this process, or one that is to remember, has another tokenizer.
-        ContextTypeError, TokenRangeError: a reference is not token ids.
-        LimitError: something else than a number, or one that is out of range.
-        RememberError: nothing can be added to `remember`.
+        TokenizerMismatchError: a datastore in this process, or one that is to remember, has another
+            tokenizer.
+        ContextTypeError, QueryError: a reference is not token ids.
+        ArgumentError: something else than a number, or one that is out of range.
+        SourceError: nothing can be added to `remember`.
         DocumentError: `group` is not a valid name of a group.
-        CalibrationError: `calibration` is not a `Calibration`.
+        DataFileError: `calibration` is not a `Calibration`.
     """
 
     drafter: Sequence[object] | None = None
@@ -52,25 +55,36 @@ class Options:
     def __post_init__(self) -> None:
         if self.drafter is not None:
             require_sources("generate", self.drafter)
-        object.__setattr__(self, "references", references_of(self.references))  # an iterator can be read once
+        object.__setattr__(
+            self, "references", parse_references(self.references)
+        )  # an iterator can be read once
         if self.max_nodes is not None:
-            limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
+            check_int("max_nodes", self.max_nodes, MAX_NODES, minimum=0, where="generate")
         require_target(self.remember)
         label("generate", "a group", self.group)
-        limit("epoch", self.epoch, 2**62, least=0, where="generate")
+        check_int("epoch", self.epoch, 2**62, minimum=0, where="generate")
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
-            found, expected = f"a {type(self.calibration).__name__}", "a Calibration, such as Calibration.load(path)"
-            raise CalibrationError(describe("generate", "calibration", found, expected))
+            found, expected = (
+                f"a {type(self.calibration).__name__}",
+                "a Calibration, such as Calibration.load(path)",
+            )
+            raise DataFileError(describe("generate", "calibration", found, expected))
         if self.acceptance not in ACCEPTANCES:
             expected = " or ".join(map(repr, ACCEPTANCES))
-            raise LimitError(describe("generate", "acceptance", repr(self.acceptance), expected))
+            raise ArgumentError(describe("generate", "acceptance", repr(self.acceptance), expected))
         self._require_one_tokenizer()
 
     def _require_one_tokenizer(self) -> None:
-        """Check that token ids mean the same to the model, as far as that is known, and to all datastores here."""
-        stores = [store for store in (*(self.drafter or ()), self.remember) if isinstance(store, Store)]
+        """Check that token ids mean the same to the model, as far
+        as that is known, and to all datastores here.
+        """
+        stores = [
+            store for store in (*(self.drafter or ()), self.remember) if isinstance(store, Store)
+        ]
         for store in stores:
-            store.tokenizer.require_same(self.tokenizer or stores[0].tokenizer, f"generate: {store.path}")
+            store.tokenizer.require_same(
+                self.tokenizer or stores[0].tokenizer, f"generate: {store.path}"
+            )
 
     def max_nodes_on(self, device: torch.device) -> int:
         """Return the most draft tokens of a step."""
@@ -78,8 +92,12 @@ class Options:
             return self.max_nodes
         return 16 if device.type == "cpu" else 64
 
-    def session_factory(self, failed: Callable[[Exception], object]) -> Callable[[list[int]], DraftSession] | None:
-        """Return what makes the session of each row, which share a calibration; None: nothing drafts.
+    def session_factory(
+        self, failed: Callable[[Exception], object]
+    ) -> Callable[[list[int]], DraftSession] | None:
+        """Return what makes the session of each row, which share a calibration.
+
+        None: nothing drafts.
 
         Args:
             failed: called with why nothing was read of the group.
@@ -90,10 +108,19 @@ class Options:
         sources = list(self.drafter)  # the caller may change it
         calibration = Calibration.default() if self.calibration is None else self.calibration
         return lambda prompt: DraftSession(
-            sources, prompt, calibration=calibration, references=references, tokenizer=self.tokenizer
+            sources,
+            prompt,
+            calibration=calibration,
+            references=references,
+            tokenizer=self.tokenizer,
         )
 
     def all_references(self, failed: Callable[[Exception], object]) -> list[IntSequence]:
-        """Return the references, and before them what was remembered of the group, if prompt lookup searches it."""
+        """Return the references, and before them what was remembered
+        of the group, if prompt lookup searches it.
+        """
         has_lookup = any(isinstance(source, PromptLookup) for source in self.drafter or ())
-        return [*(earlier(self.remember, self.group, failed) if has_lookup else ()), *self.references]
+        return [
+            *(earlier(self.remember, self.group, failed) if has_lookup else ()),
+            *self.references,
+        ]

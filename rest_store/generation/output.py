@@ -12,7 +12,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from rest_store.datastore.render import counted
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import RememberCounts
-from rest_store.errors import ModeNotSupportedError, NoTokenizerError, describe
+from rest_store.errors import ArgumentError, NotSupportedError, describe
 from rest_store.generation.comparison import Comparison
 from rest_store.generation.draft_sessions import DraftCounts
 from rest_store.generation.rows import Row
@@ -26,11 +26,13 @@ class Piece:
     """What one forward pass wrote.
 
     Attributes:
-        tokens: for each row the tokens written, possibly none: those of the accepted path, then the bonus token.
+        tokens: for each row the tokens written, possibly none: those of the accepted path, then the
+            bonus token.
         origins: for each token a bitmask of the sources that drafted it; 0: the model alone.
         trees: for each row the draft tree that was verified, empty where nothing was.
         accepted: for each row the nodes of that tree that were accepted, from the context on.
-        words: for each row the text that each token adds, "" while a character is incomplete; None without a tokenizer.
+        words: for each row the text that each token adds, "" while a character is incomplete; None
+            without a tokenizer.
         seconds: of the whole step.
         drafting_seconds: of that, in `draft` of sessions.
         forward_seconds: of that, in the forward pass, until its logits can be read.
@@ -50,11 +52,15 @@ class Piece:
     @property
     def text(self) -> str:
         """The text that was added to the only row; errors as in `GeneratorOutput.text`."""
-        return only_text("Piece", None if self.words is None else ["".join(words) for words in self.words])
+        return only_text(
+            "Piece", None if self.words is None else ["".join(words) for words in self.words]
+        )
 
     @property
     def paths(self) -> list[list[int]]:
-        """For each row the positions in the step of the tokens that the new ones follow, 0 being its first token."""
+        """For each row the positions in the step of the tokens that
+        the new ones follow, 0 being its first token.
+        """
         return [
             [0, *(1 + node for node in nodes)][: len(tokens)]
             for tokens, nodes in zip(self.tokens, self.accepted, strict=True)
@@ -69,9 +75,12 @@ class Statistics:
         tokens: generated, over all rows.
         forward_passes: of the target model, over the prompt too.
         drafts: what the sessions did.
-        remembered: what became of the outputs, if they are remembered; goes on changing after the end.
-        origins: for each row and generated token a bitmask of the sources that drafted it; 0: the model alone.
-        seconds: of whole steps, the prompt's too, without what the reader of a stream took in between.
+        remembered: what became of the outputs, if they are remembered; goes on changing after the
+            end.
+        origins: for each row and generated token a bitmask of the sources that drafted it; 0: the
+            model alone.
+        seconds: of whole steps, the prompt's too, without what the reader of a stream took in
+            between.
         drafting_seconds: of that, in `draft` of sessions.
         forward_seconds: of that, in forward passes, until their logits can be read.
     """
@@ -111,7 +120,10 @@ class Statistics:
     def pace(self) -> str:
         """Tokens, forward passes and M in words."""
         passes = counted(self.forward_passes, "forward pass", "forward passes")
-        return f"{counted(self.tokens, 'token')} in {passes}, M {self.mean_tokens:.2f} tokens a pass (1 without drafts)"
+        return (
+            f"{counted(self.tokens, 'token')} in {passes}, M {self.mean_tokens:.2f} tokens a pass"
+            " (1 without drafts)"
+        )
 
     def __str__(self) -> str:
         """The pace and the speed in words."""
@@ -126,15 +138,22 @@ class Statistics:
         reasons = [
             (drafts.nodes, f"{counted(drafts.nodes, 'draft token')} verified, all of them wrong"),
             (drafts.empty, f"{counted(drafts.empty, 'draft')} without a match that pays"),
-            (sum(drafts.dropped.values()), f"{counted(sum(drafts.dropped.values()), 'answer')} late or failed"),
-            (drafts.paused, f"drafting paused in {counted(drafts.paused, 'step')}, since it did not pay"),
+            (
+                sum(drafts.dropped.values()),
+                f"{counted(sum(drafts.dropped.values()), 'answer')} late or failed",
+            ),
+            (
+                drafts.paused,
+                f"drafting paused in {counted(drafts.paused, 'step')}, since it did not pay",
+            ),
         ]
         return f"no draft was accepted: {', '.join(said for number, said in reasons if number)}"
 
 
 @dataclass
 class GenerateOutput(GenerateDecoderOnlyOutput):
-    """What `generate` returns with `return_dict_in_generate=True`: the fields of transformers, and statistics.
+    """What `generate` returns with `return_dict_in_generate=True`: the
+    fields of transformers, and statistics.
 
     Attributes:
         statistics: forward passes, M, what the sessions did, where each token came from.
@@ -152,8 +171,9 @@ class GeneratorOutput:
         tokens: for each row the generated token ids, without prompt and padding.
         texts: for each row the generated text, without special tokens; None without a tokenizer.
         statistics: forward passes, times, what the sessions did, where each token came from.
-        sources: for each source, by name, how many of its draft tokens were accepted; under "model" the tokens that no
-            source drafted. A token that several sources drafted counts for each of them.
+        sources: for each source, by name, how many of its draft tokens were accepted; under "model"
+            the tokens that no source drafted. A token that several sources drafted counts for each
+            of them.
         comparison: with plain generation, if it was asked for.
     """
 
@@ -169,8 +189,8 @@ class GeneratorOutput:
         """The text of the only row.
 
         Raises:
-            NoTokenizerError: the generator has no tokenizer.
-            ModeNotSupportedError: there are several rows: `texts` has the text of each.
+            ArgumentError: the generator has no tokenizer.
+            NotSupportedError: there are several rows: `texts` has the text of each.
         """
         return only_text("GeneratorOutput", self.texts)
 
@@ -184,7 +204,10 @@ class GeneratorOutput:
         return self.words([self.statistics.no_gain])
 
     def words(self, remarks: Sequence[str]) -> str:
-        """Return what the text took, with `remarks` on it, in a line; and the comparison in another."""
+        """Return what the text took, with `remarks` on it, in a line.
+
+        And the comparison in another.
+        """
         statistics = self.statistics
         took = str(statistics) if self.comparison is None else statistics.pace
         line = "; ".join(filter(None, [took, self.by_source, *remarks]))
@@ -228,7 +251,9 @@ def _by_token(rows: Sequence[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
         return ()
     zeros = torch.zeros_like(rows[0][0])
     steps = range(max(len(row) for row in rows))
-    return tuple(torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in steps)
+    return tuple(
+        torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in steps
+    )
 
 
 def accepted_by_source(origins: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, int]:
@@ -247,11 +272,16 @@ def accepted_by_source(origins: Sequence[Sequence[int]], names: Sequence[str]) -
 
 
 def only_text(where: str, texts: Sequence[str] | None) -> str:
-    """Return the only one of `texts`; raise NoTokenizerError for None, ModeNotSupportedError for several."""
+    """Return the only one of `texts`.
+
+    Raise ArgumentError for None, NotSupportedError for several.
+    """
     if texts is None:
-        raise NoTokenizerError(
-            describe(where, "text", "unknown", "Generator(model, tokenizer, ...), to decode the tokens")
+        raise ArgumentError(
+            describe(
+                where, "text", "unknown", "Generator(model, tokenizer, ...), to decode the tokens"
+            )
         )
     if len(texts) != 1:
-        raise ModeNotSupportedError(describe(where, "text", f"that of {len(texts)} rows", "one row"))
+        raise NotSupportedError(describe(where, "text", f"that of {len(texts)} rows", "one row"))
     return texts[0]

@@ -1,4 +1,6 @@
-"""A page of HTML that shows one generation as it was drafted: text, sources, and the tree of each forward pass."""
+"""A page of HTML that shows one generation as it was drafted: text,
+sources, and the tree of each forward pass.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from rest_store.generation.comparison import Comparison
 from rest_store.generation.output import Piece, Statistics
 from rest_store.pages.document import document, packaged
 
-_MOST_SOURCES = 8  # of a draft session
+_MAX_SOURCES = 8  # of a draft session
 
 
 def page(
@@ -40,20 +42,20 @@ def page(
         comparison: with plain decoding, if it was asked for.
         remarks: what else to say about this generation, one sentence each.
     """
-    labels = [*labels, *(f"source {bit + 1}" for bit in range(len(labels), _MOST_SOURCES))][:_MOST_SOURCES]
+    labels = [*labels, *(f"source {bit + 1}" for bit in range(len(labels), _MAX_SOURCES))][
+        :_MAX_SOURCES
+    ]
     counts = Counter(origin for piece in passes for origin in piece.origins[0])
     said = "".join(f"<p>{escape(remark)}</p>\n" for remark in remarks)
     body = (
-        f'<header>\n<p class="overline">rest-store generate</p>\n<h1>{escape(title)}</h1>\n'
-        f'<p class="verdict">{_verdict(statistics, comparison)}</p>\n{said}</header>\n'
-        f"{_summary(statistics, counts, labels)}"
-        '<div class="columns">\n<main>\n<h2>The text, pass by pass</h2>\n'
-        '<p class="soft hint">A bar | stands where a forward pass begins. Choose one to see its draft tree; '
-        "← and → go on.</p>\n"
-        f'<details class="prompt"><summary>The prompt</summary><div class="text">{escape(prompt)}</div></details>\n'
-        f"{_text(passes, tokenizer, labels)}</main>\n"
-        '<aside id="pass" aria-label="Draft tree of a forward pass">\n<noscript><p>Draft trees are drawn by a script, '
-        "which is off in this browser.</p></noscript>\n</aside>\n</div>\n"
+        f'<header>\n<p class="overline">rest-store generate</p>\n<h1>{escape(title)}</h1>\n<p'
+        f' class="verdict">{_verdict(statistics, comparison)}</p>\n{said}</header>\n{_summary(statistics, counts, labels)}<div'
+        ' class="columns">\n<main>\n<h2>The text, pass by pass</h2>\n<p class="soft hint">A bar |'
+        " stands where a forward pass begins. Choose one to see its draft tree; ← and → go"
+        ' on.</p>\n<details class="prompt"><summary>The prompt</summary><div'
+        f' class="text">{escape(prompt)}</div></details>\n{_text(passes, tokenizer, labels)}</main>\n<aside'
+        ' id="pass" aria-label="Draft tree of a forward pass">\n<noscript><p>Draft trees are drawn'
+        " by a script, which is off in this browser.</p></noscript>\n</aside>\n</div>\n"
     )
     data = {"labels": list(labels), "passes": _data(passes, tokenizer)}
     style, script = (packaged(__package__, f"page.{ending}") for ending in ("css", "js"))
@@ -69,11 +71,14 @@ def look(origin: int) -> str:
 
 def letters(origin: int) -> str:
     """Return a letter for each source of an origin."""
-    return "".join(chr(ord("A") + bit) for bit in range(_MOST_SOURCES) if origin >> bit & 1) or "·"
+    return "".join(chr(ord("A") + bit) for bit in range(_MAX_SOURCES) if origin >> bit & 1) or "·"
 
 
 def _names(origin: int, labels: Sequence[str]) -> str:
-    return " + ".join(label for bit, label in enumerate(labels) if origin >> bit & 1) or "the model alone"
+    return (
+        " + ".join(label for bit, label in enumerate(labels) if origin >> bit & 1)
+        or "the model alone"
+    )
 
 
 def _verdict(statistics: Statistics, comparison: Comparison | None) -> str:
@@ -84,16 +89,18 @@ def _verdict(statistics: Statistics, comparison: Comparison | None) -> str:
     return f"<strong>{lead}</strong> {rate}{compared}."
 
 
-# --- sources ----------------------------------------------------------------------------------------------------------
+# --- sources --------------------------------------------------------------------------------------
 
 
 def _summary(statistics: Statistics, counts: Counter[int], labels: Sequence[str]) -> str:
     """Return M, the bar of sources with its legend, and where the time went."""
     total = max(1, counts.total())
-    order = sorted(counts, key=lambda origin: (origin == 0, -counts[origin], origin))  # the model last
+    order = sorted(
+        counts, key=lambda origin: (origin == 0, -counts[origin], origin)
+    )  # the model last
     segments = "".join(_segment(origin, counts[origin], total, labels) for origin in order)
     legend = []
-    for bit in range(_MOST_SOURCES):
+    for bit in range(_MAX_SOURCES):
         among = sum(count for origin, count in counts.items() if origin >> bit & 1)
         if among:
             alone = counts[1 << bit]
@@ -107,28 +114,34 @@ def _summary(statistics: Statistics, counts: Counter[int], labels: Sequence[str]
         "A token that several sources drafted counts for each of them."
     )
     return (
-        '<section class="summary" aria-label="Sources">\n'
-        f'<div class="figure"><b>{statistics.mean_tokens:.2f}</b>'
-        "M, tokens of a forward pass; plain decoding has 1</div>\n"
-        f'<div class="sources">\n<h2>Where the tokens came from</h2>\n<div class="bar" aria-hidden="true">'
-        f'{segments}</div>\n<ul class="legend">\n{"".join(legend)}</ul>\n<p class="soft">{times}</p>\n</div>\n'
-        "</section>\n"
+        '<section class="summary" aria-label="Sources">\n<div'
+        f' class="figure"><b>{statistics.mean_tokens:.2f}</b>M, tokens of a forward pass; plain'
+        ' decoding has 1</div>\n<div class="sources">\n<h2>Where the tokens came from</h2>\n<div'
+        f' class="bar" aria-hidden="true">{segments}</div>\n<ul'
+        f' class="legend">\n{"".join(legend)}</ul>\n<p'
+        f' class="soft">{times}</p>\n</div>\n</section>\n'
     )
 
 
 def _segment(origin: int, count: int, total: int, labels: Sequence[str]) -> str:
-    title = escape(f"{_names(origin, labels)}: {counted(count, 'token')}, {100 * count / total:.0f} %")
-    return f'<span class="{look(origin)}" style="flex-grow:{count}" title="{title}"><b>{letters(origin)}</b></span>'
+    title = escape(
+        f"{_names(origin, labels)}: {counted(count, 'token')}, {100 * count / total:.0f} %"
+    )
+    return (
+        f'<span class="{look(origin)}" style="flex-grow:{count}"'
+        f' title="{title}"><b>{letters(origin)}</b></span>'
+    )
 
 
 def _entry(origin: int, label: str, share: float, said: str) -> str:
     return (
-        f'<li><span class="sample {look(origin)}">{letters(origin)}</span> <span class="label">{escape(label)}</span> '
-        f'<span class="share">{100 * share:.0f} %</span> <span class="soft">{said}</span></li>\n'
+        f'<li><span class="sample {look(origin)}">{letters(origin)}</span> <span'
+        f' class="label">{escape(label)}</span> <span class="share">{100 * share:.0f} %</span>'
+        f' <span class="soft">{said}</span></li>\n'
     )
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 
 def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str:
@@ -144,19 +157,23 @@ def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str
             else:
                 kind = " line" if text.endswith("\n") else ""
             title = escape(_names(origin, labels))
-            spans.append(f'<span class="{look(origin)}{kind}" title="{title}">{escape(text)}</span>')
-        shown.append(f'<a class="pass" id="pass-{number}" href="#pass-{number}">{"".join(spans)}</a>')
+            spans.append(
+                f'<span class="{look(origin)}{kind}" title="{title}">{escape(text)}</span>'
+            )
+        shown.append(
+            f'<a class="pass" id="pass-{number}" href="#pass-{number}">{"".join(spans)}</a>'
+        )
     return f'<div class="written text" id="written">{"".join(shown)}</div>\n'
 
 
-# --- trees ------------------------------------------------------------------------------------------------------------
+# --- trees ----------------------------------------------------------------------------------------
 
 
 def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
     """Return what the script shows: what each pass drafted and accepted.
 
-    Scores are in thousandths, -1 where there is none. Times are in microseconds: of the step, of drafting in it, and
-    of the forward pass.
+    Scores are in thousandths, -1 where there is none. Times are in microseconds: of the step, of
+    drafting in it, and of the forward pass.
     """
 
     @functools.cache
@@ -164,9 +181,13 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def added(before: int | None, token: int) -> str:
-        """Return what `token` adds behind `before`: some tokenizers drop the space in front of the first token."""
+        """Return what `token` adds behind `before`: some tokenizers
+        drop the space in front of the first token.
+        """
         start, both = ("", "") if before is None else (decoded(before), decoded(before, token))
-        is_prefix = both.startswith(start) and not start.endswith("\ufffd") and len(both) > len(start)
+        is_prefix = (
+            both.startswith(start) and not start.endswith("\ufffd") and len(both) > len(start)
+        )
         return both[len(start) :] if is_prefix else decoded(token)
 
     data = []
@@ -185,11 +206,17 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
                     for token, parent in zip(tokens, parents, strict=True)
                 ],
                 "parents": parents,
-                "scores": [round(1000 * min(score, 1.0)) if 0 <= score < math.inf else -1 for score in scores],
+                "scores": [
+                    round(1000 * min(score, 1.0)) if 0 <= score < math.inf else -1
+                    for score in scores
+                ],
                 "origins": [] if tree.origins is None else tree.origins.tolist(),
                 "accepted": accepted,
                 "bonus": None if bonus is None else added(last, bonus),
-                "times": [round(1e6 * time) for time in (piece.seconds, piece.drafting_seconds, piece.forward_seconds)],
+                "times": [
+                    round(1e6 * time)
+                    for time in (piece.seconds, piece.drafting_seconds, piece.forward_seconds)
+                ],
             }
         )
         before = written[-1] if written else before

@@ -1,7 +1,9 @@
-"""Forward passes over draft trees, with tree attention (REST, section 3.3), and the interface of those who run them.
+"""Forward passes over draft trees, with tree attention (REST,
+section 3.3), and the interface of those who run them.
 
-Each node sees the context, its ancestors and itself, and its position is that of its depth, so the logits at a node are
-those of decoding its path token by token, up to rounding. Nothing here is thread-safe.
+Each node sees the context, its ancestors and itself, and its position is that of its depth, so the
+logits at a node are those of decoding its path token by token, up to rounding. Nothing here is
+thread-safe.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from rest_store.generation.seam import name_of_cache
 
 Kind = TypeVar("Kind", bound=TreeKVCache)
 
-_NO_MASKS = dict.fromkeys(("linear_attention", "conv"))  # of recurrent layers: no token of a pass is padding
+_NO_MASKS = dict.fromkeys(
+    ("linear_attention", "conv")
+)  # of recurrent layers: no token of a pass is padding
 
 
 class Verifier(ABC):
@@ -50,16 +54,20 @@ class Verifier(ABC):
         return 0
 
     @abstractmethod
-    def run(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> torch.Tensor:
+    def run(
+        self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int
+    ) -> torch.Tensor:
         """Verify the last token and the draft of each row.
 
         Args:
-            last: the last token of each row, not read yet; None: nothing is written to the row in this step.
+            last: the last token of each row, not read yet; None: nothing is written to the row in
+                this step.
             trees: the draft of each row.
             width: tokens of each row, 1 + the nodes of the largest draft; rows are padded to it.
 
         Returns:
-            Logits, [rows, width, vocabulary]: what follows each node, given the context and the path to it.
+            Logits, [rows, width, vocabulary]: what follows each node, given the context and the
+            path to it.
         """
 
     @abstractmethod
@@ -72,7 +80,9 @@ class Verifier(ABC):
 
     @abstractmethod
     def give_back(self, cache: Any) -> None:
-        """Fill the cache of transformers that was taken over with all tokens but the last of each row."""
+        """Fill the cache of transformers that was taken over with
+        all tokens but the last of each row.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -92,7 +102,8 @@ class TreePasses(Generic[Kind]):
         cache: what the model has read.
 
     Raises:
-        ModelNotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
+        NotSupportedError: the model's attention takes no mask and cannot be switched to one that
+            does.
     """
 
     def __init__(self, model: Any, prompt: PrefilledPrompt, kind: type[Kind], room: int) -> None:
@@ -105,8 +116,11 @@ class TreePasses(Generic[Kind]):
         except BaseException:  # such as no memory
             self._attention.restore()
             raise
-        self._slots = {group.pattern.name: group for group in cache.groups}  # one of each kind of attention
-        # Models with recurrent states make the mask of these themselves, unless they are given one of each layer type.
+        self._slots = {
+            group.pattern.name: group for group in cache.groups
+        }  # one of each kind of attention
+        # Models with recurrent states make the mask of these themselves, unless they are given one
+        # of each layer type.
         is_typed = hasattr(model.config.get_text_config(decoder=True), "layer_types")
         self._keyed = is_typed and (len(self._slots) > 1 or not cache.has_states)
         self._device = cache.device
@@ -127,23 +141,30 @@ class TreePasses(Generic[Kind]):
         Args:
             last: a token for each row, not yet in the cache; None: the row is padding.
             trees: that follow it.
-            width: tokens of each row, at least 1 + the nodes of the largest tree; rows are padded to it.
+            width: tokens of each row, at least 1 + the nodes of the largest tree; rows are padded
+                to it.
             logits: of how many tokens at the end logits are wanted; None: of all.
             settings: further arguments of the model.
 
         Returns:
-            Logits, [rows, logits, vocabulary]: what follows each node, given the context and the path to it. Keys and
-            values of the step are in the cache until `cache.keep` says which stay.
+            Logits, [rows, logits, vocabulary]: what follows each node, given the context and the
+            path to it. Keys and values of the step are in the cache until `cache.keep` says which
+            stay.
         """
         self.cache.reserve(width)
         packed = torch.from_numpy(_packed(self.cache.lengths, last, trees, width)).to(self._device)
-        lengths, tokens, depths, ancestors = torch.split(packed.long(), [1, width, width, width * width], dim=1)
+        lengths, tokens, depths, ancestors = torch.split(
+            packed.long(), [1, width, width, width * width], dim=1
+        )
         slots = lengths + depths
         if self._all_seen(width):
             masks: dict[str, Any] = dict.fromkeys(self._slots)
         else:
             of_nodes = ancestors.reshape(-1, width, width).bool()
-            masks = {name: self._mask(group, of_nodes, lengths, slots) for name, group in self._slots.items()}
+            masks = {
+                name: self._mask(group, of_nodes, lengths, slots)
+                for name, group in self._slots.items()
+            }
         own: dict[str, Any] = {"position_ids": self._origin + slots, "logits_to_keep": logits or 0}
         own[self._cache_name] = self.cache
         output = self._model(
@@ -173,8 +194,13 @@ class TreePasses(Generic[Kind]):
         one_each = width == 1 and self._seen is None and len(set(self.cache.lengths)) == 1
         return one_each and self._attention.name != "eager"
 
-    def _mask(self, group: Slots, ancestors: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return the attention mask, [rows, 1, width, slots seen]; as numbers for eager attention, which adds them."""
+    def _mask(
+        self, group: Slots, ancestors: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the attention mask, [rows, 1, width, slots seen].
+
+        As numbers for eager attention, which adds them.
+        """
         held = torch.arange(group.first_seen, group.end + slots.shape[1], device=self._device)
         node = held - group.end  # which node of the step is in each slot
         in_step = node >= 0
@@ -185,22 +211,28 @@ class TreePasses(Generic[Kind]):
             context = context & (self._seen[:, held.clamp(max=known - 1)] | (held >= known))
         mask = torch.where(in_step, ancestors[:, :, node], context[:, None, :])
         if group.pattern.window:
-            there = torch.where(in_step, slots[:, node], held)[:, None, :]  # positions in the sequence
+            there = torch.where(in_step, slots[:, node], held)[
+                :, None, :
+            ]  # positions in the sequence
             mask = mask & (there > slots[:, :, None] - group.pattern.window)
         if self._attention.name != "eager":
             return mask[:, None]
         dtype = self.cache.groups[0].keys.dtype
-        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)[
+            :, None
+        ]
 
 
 def _packed(
     lengths: Sequence[int], last: Sequence[int | None], trees: Sequence[TokenTree], width: int
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return all that a step needs on the device, for one copy: int32[rows, 1 + 2 * width + width * width].
+    """Return all that a step needs on the device, for one copy:
+    int32[rows, 1 + 2 * width + width * width].
 
-    For each row: its length in the cache; its tokens; their depths, 0 for the last token and for padding; and for each
-    token, which tokens of the step it sees, 0 or 1. A row that nothing is written to is all padding, and stands where
-    its last kept token does, because the model may have no position after that.
+    For each row: its length in the cache; its tokens; their depths, 0 for the last token and for
+    padding; and for each token, which tokens of the step it sees, 0 or 1. A row that nothing is
+    written to is all padding, and stands where its last kept token does, because the model may have
+    no position after that.
     """
     rows = len(trees)
     packed = np.zeros((rows, 1 + 2 * width + width * width), dtype=np.int32)

@@ -1,4 +1,6 @@
-"""The prompt's forward pass, run as `generate` of transformers runs it, and what verification needs of it."""
+"""The prompt's forward pass, run as `generate` of transformers runs
+it, and what verification needs of it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, StaticCache
 
-from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.cache import Pattern, has_states, holds_keys, require_cache
 from rest_store.generation.seam import cache_in, name_of_cache
 from rest_store.generation.support import patterns_of, require_inputs
@@ -44,16 +46,23 @@ class PrefilledPrompt:
 def prompt_length(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
     """Return how many tokens the cache holds after the prompt's pass."""
     held = held_tokens(cache_in(model_kwargs))
-    return int(input_ids.shape[1]) + (held if held and not _has_all_tokens(input_ids, model_kwargs) else 0)
+    return int(input_ids.shape[1]) + (
+        held if held and not _has_all_tokens(input_ids, model_kwargs) else 0
+    )
 
 
 def held_tokens(cache: Any) -> int:
-    """Return how many tokens `cache` holds; of one without keys, which is empty before the prompt, 0."""
+    """Return how many tokens `cache` holds.
+
+    Of one without keys, which is empty before the prompt, 0.
+    """
     return int(cache.get_seq_length()) if cache is not None and holds_keys(cache) else 0
 
 
 def _has_all_tokens(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> bool:
-    """Whether `input_ids` are all tokens, those in a filled cache too, and not the new ones alone."""
+    """Whether `input_ids` are all tokens, those in a filled
+    cache too, and not the new ones alone.
+    """
     positions = model_kwargs.get("position_ids")
     return positions is None or int(positions.shape[-1]) == input_ids.shape[1]
 
@@ -64,25 +73,34 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
     Args:
         model: a model of `transformers`.
         config: the prepared `GenerationConfig`.
-        model_kwargs: what `generate` prepared for the forward pass; gets a dynamic cache if it has none, or in place of
-            a static one of `cache_implementation`.
+        model_kwargs: what `generate` prepared for the forward pass; gets a dynamic cache if it has
+            none, or in place of a static one of `cache_implementation`.
 
     Raises:
-        ModeNotSupportedError: as in `require_inputs`.
-        CacheNotSupportedError: as in `require_cache`.
+        NotSupportedError: as in `require_inputs`.
+        NotSupportedError: as in `require_cache`.
     """
     require_inputs(model_kwargs)
-    cache, made = cache_in(model_kwargs), DynamicCache(config=model.config.get_text_config(decoder=True))
-    is_made_static = config.cache_implementation is not None and isinstance(cache, StaticCache) and not cache.offloading
+    cache, made = (
+        cache_in(model_kwargs),
+        DynamicCache(config=model.config.get_text_config(decoder=True)),
+    )
+    is_made_static = (
+        config.cache_implementation is not None
+        and isinstance(cache, StaticCache)
+        and not cache.offloading
+    )
     if cache is None or is_made_static:
         model_kwargs[str(name_of_cache(model))] = cache = made
     require_cache(cache)
     if has_states(made) and not has_states(cache):
         expected = "made for the model: DynamicCache(config=model.config)"
-        raise CacheNotSupportedError(describe("verification", "the cache", "without recurrent states", expected))
+        raise NotSupportedError(
+            describe("verification", "the cache", "without recurrent states", expected)
+        )
     if not holds_keys(cache) and cache.has_previous_state():
         expected = "empty: without keys it does not say how many tokens it holds"
-        raise CacheNotSupportedError(describe("verification", "the cache", "filled", expected))
+        raise NotSupportedError(describe("verification", "the cache", "filled", expected))
 
 
 def prefill(
@@ -93,11 +111,12 @@ def prefill(
     Args:
         model: a decoder-only model of `transformers`.
         input_ids: int64[rows, length], padded on the left.
-        chunk_size: most tokens of one pass; None: no limit. It bounds the memory that a long prompt takes.
+        chunk_size: most tokens of one pass; None: no limit. It bounds the memory that a long prompt
+            takes.
         model_kwargs: what `generate` prepared for the forward pass, checked by `require_prompt`.
 
     Raises:
-        ModelNotSupportedError: the model does not keep the keys and values of all tokens.
+        NotSupportedError: the model does not keep the keys and values of all tokens.
     """
     model_kwargs["use_cache"] = True
     held = held_tokens(cache_in(model_kwargs))
@@ -106,14 +125,20 @@ def prefill(
     end = held
     for ids in chunks:
         end += ids.shape[1]
-        of_chunk = model_kwargs if len(chunks) == 1 else _inputs_of(end - ids.shape[1], end, model_kwargs)
+        of_chunk = (
+            model_kwargs if len(chunks) == 1 else _inputs_of(end - ids.shape[1], end, model_kwargs)
+        )
         inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **of_chunk)
         output = model(**inputs, return_dict=True)
         cache = cache_in(output)
         if not isinstance(cache, Cache) or (holds_keys(cache) and cache.get_seq_length() != end):
-            kept = f"of {int(cache.get_seq_length())} tokens" if isinstance(cache, Cache) else "absent"
+            kept = (
+                f"of {int(cache.get_seq_length())} tokens" if isinstance(cache, Cache) else "absent"
+            )
             expected = f"keys and values of {end} tokens, which can be kept for one path of a tree"
-            raise ModelNotSupportedError(describe(type(model).__name__, "the key-value cache", kept, expected))
+            raise NotSupportedError(
+                describe(type(model).__name__, "the key-value cache", kept, expected)
+            )
     mask = model_kwargs.get("attention_mask")
     positions = inputs.get("position_ids")
     if positions is None:  # the model has none
@@ -139,7 +164,9 @@ def _inputs_of(start: int, end: int, model_kwargs: dict[str, Any]) -> dict[str, 
 
 
 def unpadded(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
-    """Return the tokens of each row of `input_ids`, int64[rows, length], that the attention mask shows."""
+    """Return the tokens of each row of `input_ids`, int64[rows,
+    length], that the attention mask shows.
+    """
     mask = model_kwargs.get("attention_mask")
     if mask is None:
         return [ids.tolist() for ids in input_ids]

@@ -15,7 +15,7 @@ import torch
 
 from rest_store.datastore.render import counted, one_line
 from rest_store.errors import RestStoreError
-from rest_store.generation.comparison import MOST_SECONDS
+from rest_store.generation.comparison import MAX_SECONDS
 from rest_store.generation.conversation import Conversation, tokenized
 from rest_store.generation.output import GeneratorOutput, Piece, Statistics
 from rest_store.generation.page import page
@@ -42,7 +42,10 @@ class Printer:
     as_json: bool
 
     def write(self, prompt: str, *, chat: bool, page_path: Path | None, title: str) -> None:
-        """Continue one prompt, or answer it in a new chat; show it, and write a page to `page_path`."""
+        """Continue one prompt, or answer it in a new chat.
+
+        Show it, and write a page to `page_path`.
+        """
         tokenizer = self.generator.tokenizer
         text = Conversation(tokenizer).ask(prompt) if chat else prompt
         if sys.stdout.isatty() and not self.as_json:
@@ -62,7 +65,10 @@ class Printer:
             page_path.write_text(html, encoding="utf-8", errors="replace")
 
     def write_lines(self, *, chat: bool) -> None:
-        """Continue each line of standard input, or answer it in one chat; typed, Ctrl-C ends only the present text."""
+        """Continue each line of standard input, or answer it in one chat.
+
+        Typed, Ctrl-C ends only the present text.
+        """
         tokenizer, conversation = self.generator.tokenizer, Conversation(self.generator.tokenizer)
         for line in _lines():
             try:
@@ -86,8 +92,13 @@ class Printer:
         if self.seed is not None:
             torch.manual_seed(self.seed)
         if self.compare and sys.stderr.isatty():
-            click.echo(f"plain decoding and drafts take turns, about {MOST_SECONDS:.0f} s at most ...", err=True)
-        output: GeneratorOutput = self.generator.generate(inputs, compare=self.compare, on_piece=show, **self.options)
+            click.echo(
+                f"plain decoding and drafts take turns, about {MAX_SECONDS:.0f} s at most ...",
+                err=True,
+            )
+        output: GeneratorOutput = self.generator.generate(
+            inputs, compare=self.compare, on_piece=show, **self.options
+        )
         self.generator.flush(_REMEMBER_SECONDS)
         if self.as_json:
             click.echo(json.dumps(_facts(output), ensure_ascii=False))
@@ -109,7 +120,10 @@ def _facts(output: GeneratorOutput) -> dict[str, Any]:
         "remarks": remarks_on(statistics),
     }
     if statistics.remembered.ids:
-        facts |= {"remembered": statistics.remembered.added, "duplicates": len(statistics.remembered.duplicates)}
+        facts |= {
+            "remembered": statistics.remembered.added,
+            "duplicates": len(statistics.remembered.duplicates),
+        }
     if comparison is not None:
         speedup = comparison.speedup
         facts |= {
@@ -127,7 +141,9 @@ def remarks_on(statistics: Statistics) -> list[str]:
     """Return what went wrong beside the text, and why nothing was gained."""
     dropped = statistics.drafts.dropped.items()
     remarks = [statistics.no_gain] if statistics.no_gain else []
-    remarks += [f"{counted(steps, 'step')} without {source} ({why})" for (source, why), steps in dropped]
+    remarks += [
+        f"{counted(steps, 'step')} without {source} ({why})" for (source, why), steps in dropped
+    ]
     if statistics.remembered.dropped:
         remarks.append(f"not remembered ({statistics.remembered.error})")
     if statistics.drafts.errors:
@@ -136,7 +152,10 @@ def remarks_on(statistics: Statistics) -> list[str]:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines of standard input that are not blank, to its end; on a terminal, after a prompt sign."""
+    """Yield the lines of standard input that are not blank, to its end.
+
+    On a terminal, after a prompt sign.
+    """
     if not sys.stdin.isatty():
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
         yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())

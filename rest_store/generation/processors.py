@@ -1,4 +1,6 @@
-"""Logits processors of the rows of a batch: each row has its own, which judges it as the whole one judges all."""
+"""Logits processors of the rows of a batch: each row has its own,
+which judges it as the whole one judges all.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _Kind = tuple[str, str]  # the package of a class, and its name
 
-# Attributes of processors that hold something for each row of a batch, or for each prompt: several rows may continue
-# one (`num_return_sequences`).
+# Attributes of processors that hold something for each row of a batch, or for each prompt: several
+# rows may continue one (`num_return_sequences`).
 _OF_ROWS: dict[_Kind, tuple[str, ...]] = {
     ("transformers", EncoderNoRepeatNGramLogitsProcessor.__name__): ("generated_ngrams",),
     ("transformers", EncoderRepetitionPenaltyLogitsProcessor.__name__): ("encoder_input_ids",),
@@ -35,8 +37,8 @@ def _itself(value: Any) -> Any:
     return value
 
 
-# What stands in a copy for objects of other packages that `copy.deepcopy` cannot copy, or that are large. Those that
-# never change are shared.
+# What stands in a copy for objects of other packages that `copy.deepcopy` cannot copy, or that are
+# large. Those that never change are shared.
 _COPIES: dict[_Kind, Callable[[Any], Any]] = {
     ("builtins", "LLTokenizer"): _itself,  # of llguidance, which names no package
     ("outlines_core", "Index"): _itself,
@@ -57,10 +59,14 @@ def for_row(processor: Any, row: int, rows: int) -> Processor:
         rows: of the batch.
 
     Raises:
-        ModeNotSupportedError: it cannot be copied, or holds something for another number of rows.
+        NotSupportedError: it cannot be copied, or holds something for another number of rows.
     """
-    if isinstance(processor, PrefixConstrainedLogitsProcessor):  # asks a function about an index in the batch
-        return lambda ids, scores: processor(ids.expand(rows, -1), scores.expand(rows, -1).clone())[row : row + 1]
+    if isinstance(
+        processor, PrefixConstrainedLogitsProcessor
+    ):  # asks a function about an index in the batch
+        return lambda ids, scores: processor(ids.expand(rows, -1), scores.expand(rows, -1).clone())[
+            row : row + 1
+        ]
     try:
         names = _OF_ROWS.get(_kind(processor), ())
         own = copy.copy(processor) if names else processor
@@ -70,12 +76,14 @@ def for_row(processor: Any, row: int, rows: int) -> Processor:
                 setattr(own, name, _of_row(processor, name, held, row, rows))
                 own.batch_size = 1
         return copy.deepcopy(own, _copies_in(own))  # type: ignore[no-any-return]
-    except ModeNotSupportedError:
+    except NotSupportedError:
         raise
     except Exception as error:  # a processor is anybody's code
         state = f"not copyable ({type(error).__name__}: {error})"
         expected = "a state that can be copied for each row of a batch"
-        raise ModeNotSupportedError(describe(type(processor).__name__, "its state", state, expected)) from error
+        raise NotSupportedError(
+            describe(type(processor).__name__, "its state", state, expected)
+        ) from error
 
 
 def _kind(value: object) -> _Kind:
@@ -83,18 +91,26 @@ def _kind(value: object) -> _Kind:
 
 
 def _of_row(processor: Any, name: str, held: Any, row: int, rows: int) -> Any:
-    """Return the part of `held`, which has one entry for each prompt of a batch or for each row, that one row needs."""
+    """Return the part of `held`, which has one entry for each prompt
+    of a batch or for each row, that one row needs.
+    """
     count = len(held)
     if count and rows % count:
-        raise ModeNotSupportedError(
-            describe(type(processor).__name__, f"number of {name}", count, f"1, or {rows}: one for each row")
+        raise NotSupportedError(
+            describe(
+                type(processor).__name__,
+                f"number of {name}",
+                count,
+                f"1, or {rows}: one for each row",
+            )
         )
     index = row * count // rows
     return held[index : index + 1]
 
 
 def _copies_in(value: object) -> dict[int, Any]:
-    """Return what stands in a copy of `value` for what it holds, by id: modules, and objects as in `_COPIES`.
+    """Return what stands in a copy of `value` for what it holds, by
+    id: modules, and objects as in `_COPIES`.
 
     That is what `copy.deepcopy` takes as `memo`.
     """

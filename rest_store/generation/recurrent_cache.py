@@ -1,15 +1,17 @@
 """The cache of a model with recurrent state, which reads drafts from the last kept token on.
 
-A recurrent state holds all that was read, so a token that was read wrongly cannot be taken out of it again. While a
-pass reads several tokens, a `RecurrentCache` therefore leaves states as they are and keeps those after the pass beside
-them. If the whole draft was accepted, these are kept instead: nothing is copied or read again. If not, they are
-dropped. Convolutions alone are another matter: their state is the latest inputs, and those of the pass are at hand, so
-that it can be kept after any of its tokens.
+A recurrent state holds all that was read, so a token that was read wrongly cannot be taken out of
+it again. While a pass reads several tokens, a `RecurrentCache` therefore leaves states as they are
+and keeps those after the pass beside them. If the whole draft was accepted, these are kept instead:
+nothing is copied or read again. If not, they are dropped. Convolutions alone are another matter:
+their state is the latest inputs, and those of the pass are at hand, so that it can be kept after
+any of its tokens.
 
 A pass over one token changes states in place, as in plain generation. Nothing here is thread-safe.
 
-transformers' side of this are `LinearAttentionLayer` and its relatives in `cache_utils`: mixers call
-`get_conv_state`, `get_recurrent_state`, `update_conv_state` and `update_recurrent_state` of the cache.
+transformers' side of this are `LinearAttentionLayer` and its relatives in `cache_utils`: mixers
+call `get_conv_state`, `get_recurrent_state`, `update_conv_state` and `update_recurrent_state` of
+the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from rest_store.errors import CacheNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.cache import Pattern, TreeKVCache, TreeLayer, require_cache
 
 _MIXED = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
@@ -41,21 +43,31 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     def __init__(self, layer: LinearAttentionLayer) -> None:
         super().__init__(number_of_states=layer.number_of_states)
         _move_states(layer, self)
-        self._conv_inputs: dict[int, torch.Tensor] = {}  # of the latest pass, behind the state before it
+        self._conv_inputs: dict[
+            int, torch.Tensor
+        ] = {}  # of the latest pass, behind the state before it
         self._recurrent_after: dict[int, torch.Tensor] = {}  # the latest pass
 
     def update_conv_state(
-        self, conv_states: torch.Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: Any
+        self,
+        conv_states: torch.Tensor,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **kwargs: Any,
     ) -> torch.Tensor:
         """Return the state and behind it the inputs of a pass, [rows, channels, kernel + width]."""
         if not self.is_conv_states_initialized[state_idx]:  # by a pass of this layer's first use
-            self.lazy_initialization(conv_states=conv_states, state_idx=state_idx, conv_kernel_size=conv_kernel_size)
+            self.lazy_initialization(
+                conv_states=conv_states, state_idx=state_idx, conv_kernel_size=conv_kernel_size
+            )
             self.has_previous_state[state_idx] = True
         inputs = torch.cat([self.conv_states[state_idx], conv_states], dim=-1)
         self._conv_inputs[state_idx] = inputs
         return inputs
 
-    def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
         """Keep the state after a pass beside the one before it."""
         if not self.is_recurrent_states_initialized[state_idx]:
             self.lazy_initialization(recurrent_states=recurrent_states, state_idx=state_idx)
@@ -66,8 +78,8 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         """Keep the states of the latest pass.
 
         Args:
-            ends: for each row how many tokens of the pass are kept; 0: the row stays as it was before. Rows whose
-                recurrent states are kept have all tokens of the pass.
+            ends: for each row how many tokens of the pass are kept; 0: the row stays as it was
+                before. Rows whose recurrent states are kept have all tokens of the pass.
         """
         rows = [row for row, end in enumerate(ends) if end]
         for index, inputs in self._conv_inputs.items():
@@ -123,17 +135,22 @@ class RecurrentCache(TreeKVCache):
 
     Attributes:
         lengths: tokens held of each row, padding on the left included.
-        rolls_back: whether any number of tokens of a pass can be kept. Otherwise all of them or none.
+        rolls_back: whether any number of tokens of a pass can be kept. Otherwise all of them or
+            none.
 
     Raises:
-        CacheNotSupportedError: as in `require_cache`.
+        NotSupportedError: as in `require_cache`.
     """
 
     has_states = True
 
     def __init__(self, cache: Cache, patterns: Sequence[Pattern], length: int, room: int) -> None:
         require_cache(cache)
-        self._held = [number for number, layer in enumerate(cache.layers) if getattr(layer, "keys", None) is not None]
+        self._held = [
+            number
+            for number, layer in enumerate(cache.layers)
+            if getattr(layer, "keys", None) is not None
+        ]
         self._begin(length, _rows(cache))
         layers = self._taken_over(cache, patterns, room)
         for number, layer in enumerate(cache.layers):
@@ -142,10 +159,17 @@ class RecurrentCache(TreeKVCache):
             elif isinstance(layer, LinearAttentionLayer):
                 layers[number] = StateLayer(layer)
         Cache.__init__(self, layers=layers)
-        self._of_states = {number: layer for number, layer in enumerate(layers) if isinstance(layer, StateLayer)}
-        recurrent = [any(layer.is_recurrent_states_initialized.values()) for layer in self._of_states.values()]
+        self._of_states = {
+            number: layer for number, layer in enumerate(layers) if isinstance(layer, StateLayer)
+        }
+        recurrent = [
+            any(layer.is_recurrent_states_initialized.values())
+            for layer in self._of_states.values()
+        ]
         self.rolls_back = not any(recurrent)
-        self._set_aside: dict[int, list[torch.Tensor]] = {}  # states of rows that the latest passes do not concern
+        self._set_aside: dict[
+            int, list[torch.Tensor]
+        ] = {}  # states of rows that the latest passes do not concern
 
     @property
     def device(self) -> torch.device:
@@ -157,7 +181,9 @@ class RecurrentCache(TreeKVCache):
         return max(self.lengths)
 
     def keep_first(self, ends: Sequence[int]) -> None:
-        """Keep the first tokens of each row of the latest pass, so many as `ends` says; drop the others.
+        """Keep the first tokens of each row of the latest pass, so many as `ends` says.
+
+        Drop the others.
 
         Args:
             ends: as in `StateLayer.keep`.
@@ -174,7 +200,9 @@ class RecurrentCache(TreeKVCache):
             layer.drop()
 
     def set_aside(self, rows: Sequence[int]) -> None:
-        """Copy the states of rows which passes over one token of the others will change, until `put_back`."""
+        """Copy the states of rows which passes over one token of
+        the others will change, until `put_back`.
+        """
         for row in rows:
             if row not in self._set_aside:
                 self._set_aside[row] = [state[row].clone() for state in self._states()]
@@ -186,7 +214,9 @@ class RecurrentCache(TreeKVCache):
                 state[row] = copy
 
     def give_back(self, cache: Cache) -> None:
-        """Fill the cache that was taken over as if the tokens held here had been decoded one by one."""
+        """Fill the cache that was taken over as if the tokens held
+        here had been decoded one by one.
+        """
         self.put_back(range(len(self.lengths)))
         super().give_back(cache)
         for number, layer in self._of_states.items():
@@ -203,7 +233,9 @@ def _rows(cache: Cache) -> int:
         for tensor in held:
             if tensor is not None:
                 return int(tensor.shape[0])
-    raise CacheNotSupportedError(describe("verification", "the cache", "empty", "one that the prompt was read into"))
+    raise NotSupportedError(
+        describe("verification", "the cache", "empty", "one that the prompt was read into")
+    )
 
 
 def _move_states(source: LinearAttentionLayer, target: LinearAttentionLayer) -> None:

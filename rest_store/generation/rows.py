@@ -1,8 +1,10 @@
-"""The rows of a batch as they are written, token by token, as `generate` of transformers chooses them.
+"""The rows of a batch as they are written, token by token, as
+`generate` of transformers chooses them.
 
-Every generated token is one call of the logits processors and at most one draw, in the order of the sequence and with
-all that precedes it. A draft is accepted as far as the chosen tokens follow it, so drafts cannot bias anything;
-`rest_store.generation.typical` is the exception. Nothing here is thread-safe.
+Every generated token is one call of the logits processors and at most one draw, in the order of the
+sequence and with all that precedes it. A draft is accepted as far as the chosen tokens follow it,
+so drafts cannot bias anything; `rest_store.generation.typical` is the exception. Nothing here is
+thread-safe.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from transformers import LogitsProcessorList
 
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.processors import Processor, for_row
 
 
@@ -33,7 +35,12 @@ class Row:
     """
 
     def __init__(
-        self, ids: torch.Tensor, processors: Sequence[Processor], *, sample: bool, generator: torch.Generator | None
+        self,
+        ids: torch.Tensor,
+        processors: Sequence[Processor],
+        *,
+        sample: bool,
+        generator: torch.Generator | None,
     ) -> None:
         self.tokens: list[int] = ids.tolist()
         self.scores: list[torch.Tensor] = []
@@ -51,22 +58,28 @@ class Row:
     def processed(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Return the processed scores of the token that follows `ids`, float32[1, vocabulary].
 
-        They are where `ids` are, as in `generate`: the model, or its last layers, may be on another device.
+        They are where `ids` are, as in `generate`: the model, or its last layers, may be on another
+        device.
 
         Args:
             ids: int64[1, length], the row so far, perhaps with draft tokens.
             logits: [1, vocabulary], any floating-point type.
 
         Raises:
-            ModeNotSupportedError: a processor returns scores of another shape.
+            NotSupportedError: a processor returns scores of another shape.
         """
         scores = logits.to(copy=True, dtype=torch.float32, device=ids.device)
         for processor in self._processors:
             scores = processor(ids, scores)
             if scores.shape != logits.shape:
                 expected = f"{list(logits.shape)}: each call is about one row"
-                raise ModeNotSupportedError(
-                    describe(type(processor).__name__, "the shape of its scores", list(scores.shape), expected)
+                raise NotSupportedError(
+                    describe(
+                        type(processor).__name__,
+                        "the shape of its scores",
+                        list(scores.shape),
+                        expected,
+                    )
                 )
         return scores
 
@@ -77,8 +90,13 @@ class Row:
             return int(torch.multinomial(probabilities, num_samples=1, generator=self._generator))
         return int(torch.argmax(scores, dim=-1))
 
-    def keep(self, raw: torch.Tensor, processed: torch.Tensor | None, *, logits: bool, scores: bool) -> None:
-        """Keep what is wanted of the next token, [1, vocabulary]; `processed` is None if nothing changes the logits."""
+    def keep(
+        self, raw: torch.Tensor, processed: torch.Tensor | None, *, logits: bool, scores: bool
+    ) -> None:
+        """Keep what is wanted of the next token, [1, vocabulary].
+
+        `processed` is None if nothing changes the logits.
+        """
         copy = raw.to(copy=True, dtype=torch.float32, device=self._ids.device)
         if logits:
             self.logits.append(copy)
@@ -89,12 +107,12 @@ class Row:
 def rows_of(input_ids: torch.Tensor, processors: LogitsProcessorList, *, sample: bool) -> list[Row]:
     """Return the rows of `input_ids`, int64[rows, length].
 
-    A single row draws from torch's own generator, as `generate` of transformers does. Rows of a batch accept drafts and
-    so are at different steps at one time: each has its own copies of the processors and a generator of its own, seeded
-    from torch's.
+    A single row draws from torch's own generator, as `generate` of transformers does. Rows of a
+    batch accept drafts and so are at different steps at one time: each has its own copies of the
+    processors and a generator of its own, seeded from torch's.
 
     Raises:
-        ModeNotSupportedError: as in `for_row`.
+        NotSupportedError: as in `for_row`.
     """
     rows = input_ids.shape[0]
     if rows == 1:

@@ -1,10 +1,11 @@
-"""The seam to transformers: what its cache is called in the installed release, what it does not pass on, and a table.
+"""The seam to transformers: what its cache is called in the
+installed release, what it does not pass on, and a table.
 
-5.24 renamed the argument of `generate`, `prepare_inputs_for_generation` and `forward`, the field of outputs, and what a
-custom loop is given.
+5.24 renamed the argument of `generate`, `prepare_inputs_for_generation` and `forward`, the field of
+outputs, and what a custom loop is given.
 
-The table, `PARTS`, lists what generation relies on in transformers beside the names that it imports. It holds for 5.19
-to 5.24.
+The table, `PARTS`, lists what generation relies on in transformers beside the names that it
+imports. It holds for 5.19 to 5.24.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import transformers
 from transformers import GenerationMixin
 
-from rest_store.errors import GenerationError, describe
+from rest_store.errors import RestStoreError, describe
 from rest_store.seam import Part, differences
 
 _OF_STATES = "cache_params"  # of models without attention, before
@@ -41,12 +42,20 @@ def name_of_cache(model: Any) -> str | None:
 
 
 def cache_in(values: Mapping[str, Any]) -> Any:
-    """Return the cache among what `generate` prepared, or what a model returned; None: there is none."""
-    return next((values[name] for name in (CACHE, _OF_STATES) if values.get(name) is not None), None)
+    """Return the cache among what `generate` prepared, or what a model returned.
+
+    None: there is none.
+    """
+    return next(
+        (values[name] for name in (CACHE, _OF_STATES) if values.get(name) is not None), None
+    )
 
 
 def name_of_cache_in(options: Mapping[str, Any]) -> str | None:
-    """Return the name under which options of `model.generate` hold a cache; None: they have none."""
+    """Return the name under which options of `model.generate` hold a cache.
+
+    None: they have none.
+    """
     return next((name for name in CACHE_NAMES if options.get(name) is not None), None)
 
 
@@ -54,10 +63,12 @@ _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 
 def streamer_of_the_call() -> Any:
-    """Return the `streamer` of the call of `model.generate` that called the caller of this as its custom loop.
+    """Return the `streamer` of the call of `model.generate` that
+    called the caller of this as its custom loop.
 
-    transformers gives it the prompt, but does not pass it on, and its reader would wait for the text for ever. So it is
-    read where it is, in that call's frame. None: it has none, or that call is not one of transformers.
+    transformers gives it the prompt, but does not pass it on, and its reader would wait for the
+    text for ever. So it is read where it is, in that call's frame. None: it has none, or that call
+    is not one of transformers.
     """
     frame = sys._getframe(2)
     return frame.f_locals.get("streamer") if frame.f_code is _GENERATE else None
@@ -73,7 +84,11 @@ _STOPS = "transformers.generation.stopping_criteria"
 
 PARTS = (
     # What calls the loop, what the loop calls, and what both return.
-    Part("transformers:GenerationMixin.generate", ("self", "inputs"), others=("custom_generate", "streamer")),
+    Part(
+        "transformers:GenerationMixin.generate",
+        ("self", "inputs"),
+        others=("custom_generate", "streamer"),
+    ),
     Part(
         "transformers:GenerationMixin.prepare_inputs_for_generation",
         ("self", "input_ids"),
@@ -83,7 +98,8 @@ PARTS = (
         Part(f"transformers.generation.utils:GenerateDecoderOnlyOutput.{name}")
         for name in ("sequences", "scores", "logits", CACHE)
     ),
-    # Layers of the cache: their content is taken over and given back, and meanwhile others take their place.
+    # Layers of the cache: their content is taken over and given back, and meanwhile others take
+    # their place.
     Part(f"{_CACHES}:Cache", ("layers",)),
     Part(f"{_CACHES}:Cache.layers"),
     Part(f"{_CACHES}:Cache.offloading"),
@@ -92,15 +108,27 @@ PARTS = (
     Part(f"{_CACHES}:DynamicCache", (), others=("config",)),
     *(Part(f"{_CACHES}:CacheLayerMixin.{name}") for name in ("is_initialized", "keys", "values")),
     Part(f"{_CACHES}:CacheLayerMixin.update", ("self", "key_states", "value_states")),
-    Part(f"{_CACHES}:CacheLayerMixin.lazy_initialization", ("self", "key_states", "value_states"), is_whole=True),
+    Part(
+        f"{_CACHES}:CacheLayerMixin.lazy_initialization",
+        ("self", "key_states", "value_states"),
+        is_whole=True,
+    ),
     Part(f"{_CACHES}:CacheLayerMixin.get_mask_sizes", ("self", "query_length"), is_whole=True),
     Part(f"{_CACHES}:CacheLayerMixin.get_seq_length", ("self",), is_whole=True),
     Part(f"{_CACHES}:CacheLayerMixin.get_max_length", ("self",), is_whole=True),
-    *(Part(f"{_CACHES}:DynamicSlidingWindowLayer.{name}") for name in ("cumulative_length", "sliding_window")),
+    *(
+        Part(f"{_CACHES}:DynamicSlidingWindowLayer.{name}")
+        for name in ("cumulative_length", "sliding_window")
+    ),
     *(
         Part(f"{_OF_STATE}.{name}")
         for name in (
-            *("conv_kernel_size", "conv_states", "is_conv_states_initialized", "has_previous_state"),
+            *(
+                "conv_kernel_size",
+                "conv_states",
+                "is_conv_states_initialized",
+                "has_previous_state",
+            ),
             *("is_recurrent_states_initialized", "number_of_states", "recurrent_states"),
         )
     ),
@@ -110,7 +138,11 @@ PARTS = (
         ("self",),
         others=("conv_states", "recurrent_states", "state_idx", "conv_kernel_size"),
     ),
-    Part(f"{_OF_STATE}.update_conv_state", ("self", "conv_states", "state_idx"), others=("conv_kernel_size",)),
+    Part(
+        f"{_OF_STATE}.update_conv_state",
+        ("self", "conv_states", "state_idx"),
+        others=("conv_kernel_size",),
+    ),
     Part(f"{_OF_STATE}.update_recurrent_state", ("self", "recurrent_states", "state_idx")),
     # Attention, whose function is replaced by one that takes the mask of a tree.
     Part("transformers:AttentionInterface.register", ("key", "value"), is_whole=True),
@@ -123,7 +155,10 @@ PARTS = (
         Part(place)
         for place in (
             *(f"{_MODEL}:ALL_ATTENTION_FUNCTIONS", f"{_MASKS}:ALL_MASK_ATTENTION_FUNCTIONS"),
-            *(f"{_MASKS}:{kind}_mask" for kind in ("eager", "flash_attention", "flex_attention", "sdpa")),
+            *(
+                f"{_MASKS}:{kind}_mask"
+                for kind in ("eager", "flash_attention", "flex_attention", "sdpa")
+            ),
             "transformers.integrations.flash_attention:flash_attention_forward",
             "transformers.integrations.flex_attention:flex_attention_forward",
         )
@@ -143,8 +178,20 @@ PARTS = (
     *(
         Part(f"{_CONFIG}.{name}")
         for name in (
-            *("cache_implementation", "do_sample", "eos_token_id", "output_attentions", "output_hidden_states"),
-            *("output_logits", "output_scores", "pad_token_id", "prefill_chunk_size", "return_dict_in_generate"),
+            *(
+                "cache_implementation",
+                "do_sample",
+                "eos_token_id",
+                "output_attentions",
+                "output_hidden_states",
+            ),
+            *(
+                "output_logits",
+                "output_scores",
+                "pad_token_id",
+                "prefill_chunk_size",
+                "return_dict_in_generate",
+            ),
             *("stop_strings", "use_cache"),
         )
     ),
@@ -168,8 +215,10 @@ def require_transformers() -> None:
     What is only read is left to the tests: to look for it takes seconds.
 
     Raises:
-        GenerationError: it is not.
+        RestStoreError: it is not.
     """
     if found := differences(part for part in PARTS if part.parameters is not None):
         release = f"{transformers.__version__}, in which {'; '.join(found)}"
-        raise GenerationError(describe("generate", "transformers", release, "a release that this rest-store knows"))
+        raise RestStoreError(
+            describe("generate", "transformers", release, "a release that this rest-store knows")
+        )

@@ -1,7 +1,8 @@
 """Streams: `model.generate` runs in a thread of its own, in turns with the reader of its pieces.
 
-The loop runs inside of `model.generate`, so whatever wraps that call holds for each pass: hooks, adapters and prompts
-of PEFT, a context of its own. A pass runs only while the reader waits for it, as if it ran in the reader's thread.
+The loop runs inside of `model.generate`, so whatever wraps that call holds for each pass: hooks,
+adapters and prompts of PEFT, a context of its own. A pass runs only while the reader waits for it,
+as if it ran in the reader's thread.
 """
 
 from __future__ import annotations
@@ -15,32 +16,35 @@ from typing import Any
 
 import torch
 
-from rest_store.errors import ModelNotSupportedError, ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.loop import Generation
 from rest_store.generation.output import Piece, Statistics
 
-Drive = Callable[[Generation], Any]  # runs a generation inside of `model.generate`; returns what that is to return
-_MOST_SECONDS = 5.0  # that dropping a stream waits until its thread has left `model.generate`
+Drive = Callable[
+    [Generation], Any
+]  # runs a generation inside of `model.generate`; returns what that is to return
+_MAX_SECONDS = 5.0  # that dropping a stream waits until its thread has left `model.generate`
 
 
 class Stream:
     """A generation to iterate over, once: each item is the `Piece` that one forward pass wrote.
 
-    Iterating again continues where the last iteration stopped. Read by one thread at a time. A context manager;
-    `close` ends the generation. The end of the text and an error close it too. What the thread that made it had set in
-    torch (autocast, inference mode, default device, CUDA stream) holds for all passes.
+    Iterating again continues where the last iteration stopped. Read by one thread at a time. A
+    context manager; `close` ends the generation. The end of the text and an error close it too.
+    What the thread that made it had set in torch (autocast, inference mode, default device, CUDA
+    stream) holds for all passes.
 
-    The caller's cache is empty meanwhile, and filled on closing. If a stream is dropped without being closed, the
-    cache stays empty: by the time Python notices, it may be in use again.
+    The caller's cache is empty meanwhile, and filled on closing. If a stream is dropped without
+    being closed, the cache stays empty: by the time Python notices, it may be in use again.
 
     Args:
-        generate: calls `model.generate` with a custom loop that gives a `Generation` to the function passed to
-            `generate`, and returns what that returns.
+        generate: calls `model.generate` with a custom loop that gives a `Generation` to the
+            function passed to `generate`, and returns what that returns.
         name: of the model, for messages.
 
     Raises:
-        ModelNotSupportedError: `generate` did not run its loop. Any other error of `generate` from before the first
-            forward pass.
+        NotSupportedError: `generate` did not run its loop. Any other error of `generate` from
+            before the first forward pass.
     """
 
     def __init__(self, generate: Callable[[Drive], Any], name: str) -> None:
@@ -75,7 +79,10 @@ class Stream:
         return piece
 
     def result(self) -> Any:
-        """Run to the end; return what `model.generate` returns. After `close` or an error: what was written before."""
+        """Run to the end; return what `model.generate` returns.
+
+        After `close` or an error: what was written before.
+        """
         for _ in self:
             pass
         return self._generation.result() if self._worker.failed else self._worker.result
@@ -95,10 +102,13 @@ class Stream:
             worker.drop()
 
 
-def loop_not_run(name: str) -> ModelNotSupportedError:
+def loop_not_run(name: str) -> NotSupportedError:
     """Return the error for a model whose `generate` ran no custom loop."""
-    found, expected = "one that did not call its argument custom_generate", "that of transformers, or one that calls it"
-    return ModelNotSupportedError(describe(name, "generate", found, expected))
+    found, expected = (
+        "one that did not call its argument custom_generate",
+        "that of transformers, or one that calls it",
+    )
+    return NotSupportedError(describe(name, "generate", found, expected))
 
 
 class _Worker(threading.Thread):
@@ -122,7 +132,7 @@ class _Worker(threading.Thread):
         self._error: BaseException | None = None
         self._closing = self._ended = False
 
-    # --- the reader's side -------------------------------------------------------------------------------------------
+    # --- the reader's side ------------------------------------------------------------------------
 
     def resume(self, *, begins: bool = False) -> Piece | None:
         """Let the thread run until it has a piece; return that, or None at the end.
@@ -137,7 +147,9 @@ class _Worker(threading.Thread):
             return None
         if not begins and not self.is_alive():
             expected = "one of this process: its thread is not copied"
-            raise ModeNotSupportedError(describe("Generator", "the stream", "that of the process forked", expected))
+            raise NotSupportedError(
+                describe("Generator", "the stream", "that of the process forked", expected)
+            )
         try:
             if begins:
                 self.start()
@@ -154,7 +166,10 @@ class _Worker(threading.Thread):
         return piece
 
     def stop(self) -> None:
-        """Close the generation and leave `model.generate`, after the pass that is under way; errors are raised."""
+        """Close the generation and leave `model.generate`, after the pass that is under way.
+
+        Errors are raised.
+        """
         if self._ended or not self.is_alive():
             return
         self._closing = True
@@ -172,17 +187,21 @@ class _Worker(threading.Thread):
                 del error  # else it would hold itself, and the generation, by its traceback
 
     def drop(self) -> None:
-        """Release the generation without filling a cache; leave `model.generate`. Raises nothing."""
+        """Release the generation without filling a cache; leave `model.generate`.
+
+        Raises nothing.
+        """
         if self._ended or not self.is_alive() or sys.is_finalizing():
             return
         if self.generation is not None:
-            self.generation.release()  # here, and not in the thread: this one may hold a lock that is needed for it
+            # Here, and not in the thread: this one may hold a lock that is needed for it.
+            self.generation.release()
         self._closing = True
         self._own_turn.release()
         if threading.current_thread() is not self:
-            self.join(_MOST_SECONDS)
+            self.join(_MAX_SECONDS)
 
-    # --- the thread's side -------------------------------------------------------------------------------------------
+    # --- the thread's side ------------------------------------------------------------------------
 
     def run(self) -> None:
         generate, self._generate = self._generate, None
@@ -227,7 +246,11 @@ class ThreadSettings:
     def __init__(self) -> None:
         self._inference = torch.is_inference_mode_enabled()
         kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-        self._autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+        self._autocast = {
+            kind: torch.get_autocast_dtype(kind)
+            for kind in kinds
+            if torch.is_autocast_enabled(kind)
+        }
         self._caches = torch.is_autocast_cache_enabled()
         self._device = torch.get_default_device()
         is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from rest_store.errors import ModelNotSupportedError, ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.cache import FULL, SLIDING, Pattern, has_states, holds_keys, patterns_in
 from rest_store.generation.seam import name_of_cache
 
@@ -26,40 +26,53 @@ def require_model(model: Any) -> None:
     """Check that drafts can be verified with a model of transformers.
 
     Raises:
-        ModelNotSupportedError: an encoder, no cache or one of its own, layers of kinds that are not known, positions
-            that are not an argument (ALiBi and others) or that are slots of the cache, weights that are split over
-            several processes, or parts that were replaced or wrapped so that passes over several tokens come out
-            otherwise.
+        NotSupportedError: an encoder, no cache or one of its own, layers of kinds that are not
+            known, positions that are not an argument (ALiBi and others) or that are slots of the
+            cache, weights that are split over several processes, or parts that were replaced or
+            wrapped so that passes over several tokens come out otherwise.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
-        raise ModelNotSupportedError(describe(name, "the model", "an encoder-decoder", "decoder only"))
+        raise NotSupportedError(describe(name, "the model", "an encoder-decoder", "decoder only"))
     # BERT and its relatives; the configuration alone says so of GPT-NeoX, too.
-    if not getattr(config, "is_decoder", True) and any(not getattr(m, "is_causal", True) for m in model.modules()):
-        raise ModelNotSupportedError(describe(name, "the model", "an encoder, not a decoder", "decoder only"))
+    if not getattr(config, "is_decoder", True) and any(
+        not getattr(m, "is_causal", True) for m in model.modules()
+    ):
+        raise NotSupportedError(
+            describe(name, "the model", "an encoder, not a decoder", "decoder only")
+        )
     if not model._supports_default_dynamic_cache():
-        raise ModelNotSupportedError(
-            describe(name, "its state", "in a cache of its own", "in a dynamic cache of transformers")
+        raise NotSupportedError(
+            describe(
+                name, "its state", "in a cache of its own", "in a dynamic cache of transformers"
+            )
         )
     patterns_of(model)
     parameters = inspect.signature(model.forward).parameters
     if name_of_cache(model) is None:
         expected = "keys and values only, which can be kept for one path of a tree"
-        raise ModelNotSupportedError(describe(name, "its state", "not in a standard key-value cache", expected))
+        raise NotSupportedError(
+            describe(name, "its state", "not in a standard key-value cache", expected)
+        )
     position = None
     has_positions = "position_ids" in parameters or not has_attention(config)
     if not has_positions or getattr(config, "alibi", False):
         position = "counted by the model itself, or left to ALiBi"
-    elif isinstance(getattr(config, "attention_layers", None), list):  # GPT-Neo
-        position = "a slot of the cache"
-    elif hasattr(config, "rel_extent"):  # Inkling
+    elif isinstance(getattr(config, "attention_layers", None), list) or hasattr(
+        config, "rel_extent"
+    ):  # GPT-Neo
         position = "a slot of the cache"
     if position is not None:
-        raise ModelNotSupportedError(describe(name, "the position of a token", position, "an argument, position_ids"))
+        raise NotSupportedError(
+            describe(name, "the position of a token", position, "an argument, position_ids")
+        )
     if (split := _split_over_processes(model)) is not None:
-        expected = "whole in this process: processes that draft by their own clocks would wait for each other for ever"
-        raise ModelNotSupportedError(describe(name, "the model", split, expected))
+        expected = (
+            "whole in this process: processes that draft by their own clocks would wait for each"
+            " other for ever"
+        )
+        raise NotSupportedError(describe(name, "the model", split, expected))
     _require_plain_passes(model)
 
 
@@ -67,25 +80,39 @@ def _require_plain_passes(model: Any) -> None:
     """Check that a pass over a tree is prepared and runs as passes over single tokens do.
 
     Raises:
-        ModelNotSupportedError: it does not.
+        NotSupportedError: it does not.
     """
     name = type(model).__name__
     own = model.prepare_inputs_for_generation
-    if getattr(own, "__func__", None) is not type(model).prepare_inputs_for_generation or own.__self__ is not model:
-        expected = "that of the class: passes over a tree do not call it"  # as prompt tuning of PEFT does
-        raise ModelNotSupportedError(describe(name, "prepare_inputs_for_generation", "replaced", expected))
-    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+    if (
+        getattr(own, "__func__", None) is not type(model).prepare_inputs_for_generation
+        or own.__self__ is not model
+    ):
+        expected = (  # as prompt tuning of PEFT does
+            "that of the class: passes over a tree do not call it"
+        )
+        raise NotSupportedError(
+            describe(name, "prepare_inputs_for_generation", "replaced", expected)
+        )
+    if model.training and any(
+        getattr(module, "gradient_checkpointing", False) for module in model.modules()
+    ):
         expected = "off, or eval(): in training, models may keep no keys and values with it"
-        raise ModelNotSupportedError(describe(name, "gradient checkpointing", "on", expected))
+        raise NotSupportedError(describe(name, "gradient checkpointing", "on", expected))
     if hooks := _hooks_that_count_tokens(model):
         expected = "hooks for which a pass over several tokens is as good as several passes"
-        raise ModelNotSupportedError(describe(name, "a hook", hooks, expected))
+        raise NotSupportedError(describe(name, "a hook", hooks, expected))
 
 
 def _hooks_that_count_tokens(model: Any) -> str | None:
-    """Return what hooks of PEFT would treat a pass over a tree otherwise than single tokens; None: there are none."""
+    """Return what hooks of PEFT would treat a pass over a tree otherwise than single tokens.
+
+    None: there are none.
+    """
     for hook in [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]:
-        if (module := getattr(hook, "__module__", "")).startswith("peft."):  # X-LoRA runs the model in its own hook
+        if (module := getattr(hook, "__module__", "")).startswith(
+            "peft."
+        ):  # X-LoRA runs the model in its own hook
             return f"that of {module}"
     for hook in [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]:
         if getattr(hook, "keywords", {}).get("alora_offsets") is not None:
@@ -97,7 +124,7 @@ def patterns_of(model: Any, layers: int = 1) -> list[Pattern]:
     """Return what each of so many layers of a model attends to, from its text configuration.
 
     Raises:
-        ModelNotSupportedError: a layer is of another kind, such as recurrent.
+        NotSupportedError: a layer is of another kind, such as recurrent.
     """
     config = model.config.get_text_config(decoder=True)
     window = int(getattr(config, "sliding_window", None) or 0)
@@ -105,12 +132,18 @@ def patterns_of(model: Any, layers: int = 1) -> list[Pattern]:
     names = getattr(config, "layer_types", None)
     if names is None:
         names = [SLIDING if window else FULL] * layers
-    if not known.keys() >= set(names) and (cache := _made_for(config)) is not None and has_states(cache):
+    if (
+        not known.keys() >= set(names)
+        and (cache := _made_for(config)) is not None
+        and has_states(cache)
+    ):
         return patterns_in(cache)
     for name in names:
         if name not in known:
             expected = f"attention: one of {', '.join(known)}"
-            raise ModelNotSupportedError(describe(type(model).__name__, "the kind of a layer", repr(name), expected))
+            raise NotSupportedError(
+                describe(type(model).__name__, "the kind of a layer", repr(name), expected)
+            )
     return [known[name] for name in names[:layers]]
 
 
@@ -118,16 +151,21 @@ def require_length(model: Any, length: float) -> None:
     """Check that rotary embeddings do not change in a sequence of so many tokens.
 
     Raises:
-        ModelNotSupportedError: they do.
+        NotSupportedError: they do.
     """
     for what, limit in _growing_rope(model.config.get_text_config(decoder=True)):
         if length > limit:
             reason = f"{length}, where {what}"
-            raise ModelNotSupportedError(describe(type(model).__name__, "max_length", reason, f"at most {limit}"))
+            raise NotSupportedError(
+                describe(type(model).__name__, "max_length", reason, f"at most {limit}")
+            )
 
 
 def has_attention(config: Any) -> bool:
-    """Whether a layer attends to other tokens, so that their positions matter; a recurrent one reads in order."""
+    """Whether a layer attends to other tokens, so that their positions matter.
+
+    A recurrent one reads in order.
+    """
     cache = _made_for(config)
     return cache is None or holds_keys(cache)
 
@@ -152,7 +190,10 @@ def _split_over_processes(model: Any) -> str | None:
 
 
 def position_count(model: Any) -> float:
-    """Return how many positions the model has a table for; infinite where rotary embeddings compute any position."""
+    """Return how many positions the model has a table for.
+
+    Infinite where rotary embeddings compute any position.
+    """
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "rope_parameters", None):
         return math.inf
@@ -160,7 +201,9 @@ def position_count(model: Any) -> float:
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device that a model's inputs go to, also where accelerate keeps the weights elsewhere."""
+    """Return the device that a model's inputs go to, also where
+    accelerate keeps the weights elsewhere.
+    """
     device: torch.device = model.device
     if device.type != "meta":
         return device
@@ -175,7 +218,9 @@ def vocabulary_size(model: Any) -> int:
 
 
 def _growing_rope(config: Any) -> list[tuple[str, int]]:
-    """Return rotary embeddings that depend on the length, and the length up to which they do not."""
+    """Return rotary embeddings that depend on the length,
+    and the length up to which they do not.
+    """
     limits = []
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
@@ -195,13 +240,19 @@ def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
         model_kwargs: what `generate` prepared for the forward pass.
 
     Raises:
-        ModeNotSupportedError: another tensor, such as `inputs_embeds`, `token_type_ids` or an image.
+        NotSupportedError: another tensor, such as `inputs_embeds`, `token_type_ids` or an image.
     """
     for name, value in model_kwargs.items():
-        parts = value if isinstance(value, list | tuple) else value.values() if isinstance(value, Mapping) else [value]
+        parts = (
+            value
+            if isinstance(value, list | tuple)
+            else value.values()
+            if isinstance(value, Mapping)
+            else [value]
+        )
         if name not in _CONTINUED and any(isinstance(part, torch.Tensor) for part in parts):
             expected = "no input besides input_ids, their mask and positions"
-            raise ModeNotSupportedError(describe("generation", name, "given", expected))
+            raise NotSupportedError(describe("generation", name, "given", expected))
 
 
 def require_mode(config: Any, processors: Sequence[Any]) -> None:
@@ -212,18 +263,20 @@ def require_mode(config: Any, processors: Sequence[Any]) -> None:
         processors: the prepared logits processors.
 
     Raises:
-        ModeNotSupportedError: beam search, assisted generation and the like, outputs that belong to forward passes
-            rather than to tokens, or classifier-free guidance.
+        NotSupportedError: beam search, assisted generation and the like, outputs that belong to
+            forward passes rather than to tokens, or classifier-free guidance.
     """
     mode = config.get_generation_mode()
     if mode not in _MODES:
         name = str(getattr(mode, "value", mode)).replace("_", " ")
-        raise ModeNotSupportedError(describe("generation", "mode", name, "greedy search or sampling"))
+        raise NotSupportedError(describe("generation", "mode", name, "greedy search or sampling"))
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name, False) and config.return_dict_in_generate:
             expected = "off: a forward pass here covers several tokens"
-            raise ModeNotSupportedError(describe("generation", name, "on", expected))
+            raise NotSupportedError(describe("generation", name, "on", expected))
     for processor in processors:
         if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
             expected = "None: guidance runs the model once more for each token"
-            raise ModeNotSupportedError(describe("generation", "guidance_scale", processor.guidance_scale, expected))
+            raise NotSupportedError(
+                describe("generation", "guidance_scale", processor.guidance_scale, expected)
+            )

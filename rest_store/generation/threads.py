@@ -1,7 +1,8 @@
 """As many of torch's threads as are worth it, on a machine as busy as it is.
 
-Threads of a pass wait for each other after each operation. Where other programs have the processors, a thread that is
-waited for may not be running at all, and one thread is then several times as fast as all.
+Threads of a pass wait for each other after each operation. Where other programs have the
+processors, a thread that is waited for may not be running at all, and one thread is then several
+times as fast as all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 import torch
 
 _ROUNDS = 5  # of a comparison, where there is time
-_LEAST_ROUNDS = 2
+_MIN_ROUNDS = 2
 _SECONDS = 0.5  # after which no round of a comparison begins
 _WORTH = 1.2  # how many times as fast fewer threads have to be
 
@@ -23,7 +24,8 @@ _WORTH = 1.2  # how many times as fast fewer threads have to be
 def fitting_threads(work: Callable[[], object]) -> Iterator[int]:
     """Let torch compute with fewer threads inside a `with` block where `work` is faster with fewer.
 
-    Half as many are tried, and half of those, for as long as that pays; one comparison takes a fraction of a second.
+    Half as many are tried, and half of those, for as long as that pays; one comparison takes a
+    fraction of a second.
 
     Args:
         work: what is timed, as often as needed.
@@ -43,10 +45,12 @@ def fitting_threads(work: Callable[[], object]) -> Iterator[int]:
 
 
 def _speedup(work: Callable[[], object], many: int, few: int) -> float:
-    """Return how many times as fast `work` is with `few` threads as with `many`, in the median of turns."""
+    """Return how many times as fast `work` is with `few` threads as
+    with `many`, in the median of turns.
+    """
     ratios: list[float] = []
     end = time.perf_counter() + _SECONDS
-    while len(ratios) < _LEAST_ROUNDS or (len(ratios) < _ROUNDS and time.perf_counter() < end):
+    while len(ratios) < _MIN_ROUNDS or (len(ratios) < _ROUNDS and time.perf_counter() < end):
         ratios.append(_seconds(work, many) / _seconds(work, few))
     return statistics.median(ratios)
 

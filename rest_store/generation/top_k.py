@@ -15,9 +15,10 @@ class TopTokens(NamedTuple):
     """The most likely tokens at each node of a step.
 
     Attributes:
-        best: [rows, width], the most likely token; of equally likely ones the first. None: not asked for.
-        indices: int32[rows, width, k], the k most likely tokens, the most likely one first; -1 where there are fewer.
-            None: not asked for.
+        best: [rows, width], the most likely token; of equally likely ones the first. None: not
+            asked for.
+        indices: int32[rows, width, k], the k most likely tokens, the most likely one first; -1
+            where there are fewer. None: not asked for.
     """
 
     best: npt.NDArray[np.integer] | None
@@ -46,4 +47,6 @@ def read_top_tokens(logits: torch.Tensor, *, best: bool, count: int) -> TopToken
     if not parts:
         return TopTokens(None, None)
     tokens: npt.NDArray[np.int32] = torch.cat(parts, dim=-1).int().cpu().numpy()
-    return TopTokens(tokens[:, :, 0] if best else None, tokens[:, :, int(best) :] if count else None)
+    return TopTokens(
+        tokens[:, :, 0] if best else None, tokens[:, :, int(best) :] if count else None
+    )

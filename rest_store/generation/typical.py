@@ -1,7 +1,8 @@
-"""Typical acceptance: plausible draft tokens are kept without a draw (Medusa, arXiv 2401.10774, section 2.3.1).
+"""Typical acceptance: plausible draft tokens are kept without a
+draw (Medusa, arXiv 2401.10774, section 2.3.1).
 
-The text is then no longer a sample of the model's distribution: a draft token that passes is written with certainty,
-not with its probability. Off unless asked for. Nothing here is thread-safe.
+The text is then no longer a sample of the model's distribution: a draft token that passes is
+written with certainty, not with its probability. Off unless asked for. Nothing here is thread-safe.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from transformers import SynthIDTextWatermarkLogitsProcessor
 
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.rows import Row
 
 ACCEPTANCES = ("exact", "typical")
@@ -21,12 +22,14 @@ THRESHOLD, ALPHA = 0.09, 0.3  # posterior_threshold and posterior_alpha of Medus
 
 
 def plausible(scores: torch.Tensor, tokens: Sequence[int]) -> list[float]:
-    """Return for each of `tokens` its probability if it exceeds min(THRESHOLD, ALPHA * exp(-H)), else 0.
+    """Return for each of `tokens` its probability if it exceeds
+    min(THRESHOLD, ALPHA * exp(-H)), else 0.
 
     H is the entropy of the distribution, in nats. The paper calls the two epsilon and delta.
 
     Args:
-        scores: float32[1, vocabulary], of the distribution of sampling, after all logits processors.
+        scores: float32[1, vocabulary], of the distribution of sampling, after all logits
+            processors.
         tokens: candidates.
     """
     probabilities = torch.nn.functional.softmax(scores[0], dim=-1)
@@ -45,10 +48,12 @@ def typical_path(
 ) -> list[int]:
     """Return the tokens of the longest path of plausible draft tokens; empty: none is.
 
-    Of equally long paths it is the most likely, and of these the one whose last node comes first in the tree.
+    Of equally long paths it is the most likely, and of these the one whose last node comes first in
+    the tree.
 
     Args:
-        children: each node, by its parent (-1: the context) and its token; parents come before their children.
+        children: each node, by its parent (-1: the context) and its token; parents come before
+            their children.
         row: as it is before the step.
         logits: [positions, vocabulary].
         is_end: whether a token ends the row; what was drafted behind it does not count.
@@ -63,7 +68,9 @@ def typical_path(
             continue
         context = torch.cat([row.ids(), row.ids().new_tensor([paths[parent]])], dim=1)
         scores = row.processed(context, logits[parent + 1 : parent + 2])
-        for (token, node), probability in zip(nodes.items(), plausible(scores, list(nodes)), strict=True):
+        for (token, node), probability in zip(
+            nodes.items(), plausible(scores, list(nodes)), strict=True
+        ):
             if probability:
                 paths[node] = [*paths[parent], token]
                 likelihoods[node] = likelihoods[parent] + math.log(probability)
@@ -78,14 +85,16 @@ def require_typical(sample: bool, processors: Sequence[Any]) -> None:
         processors: the prepared logits processors.
 
     Raises:
-        ModeNotSupportedError: greedy search, or a processor that keeps a state from call to call: it is also called for
-            drafts that are not written.
+        NotSupportedError: greedy search, or a processor that keeps a state from call to call: it is
+            also called for drafts that are not written.
     """
     if not sample:
-        raise ModeNotSupportedError(
-            describe("generate", "acceptance", "'typical' in greedy search", "'exact', or do_sample=True")
+        raise NotSupportedError(
+            describe(
+                "generate", "acceptance", "'typical' in greedy search", "'exact', or do_sample=True"
+            )
         )
     for processor in processors:
         if isinstance(processor, SynthIDTextWatermarkLogitsProcessor):
             found = f"'typical' with {type(processor).__name__}, whose state follows every call"
-            raise ModeNotSupportedError(describe("generate", "acceptance", found, "'exact'"))
+            raise NotSupportedError(describe("generate", "acceptance", found, "'exact'"))

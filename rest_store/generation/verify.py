@@ -1,7 +1,8 @@
 """Verification of drafts: one forward pass over the last token and its draft (REST, section 3.3).
 
-Models that keep keys and values verify trees; those with recurrent state verify chains, in `deferred`. That is imported
-where it is needed, since early releases of transformers 5 have no such caches. Nothing here is thread-safe.
+Models that keep keys and values verify trees; those with recurrent state verify chains, in
+`deferred`. That is imported where it is needed, since early releases of transformers 5 have no such
+caches. Nothing here is thread-safe.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ class TreeVerifier(Verifier):
         room: tokens of the first step, at most.
 
     Raises:
-        ModelNotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
+        NotSupportedError: the model's attention takes no mask and cannot be switched to one that
+            does.
     """
 
     def __init__(self, model: Any, prompt: PrefilledPrompt, room: int) -> None:
         self._passes = TreePasses(model, prompt, TreeKVCache, room)
         self.cache = self._passes.cache
 
-    def run(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> torch.Tensor:
+    def run(
+        self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int
+    ) -> torch.Tensor:
         """Verify the last token and the tree of each row; see `Verifier.run`."""
         self.passes += 1
         self.cache.ended.update(row for row, token in enumerate(last) if token is None)
@@ -56,7 +60,7 @@ def require_verifier(model: Any, cache: Any) -> None:
     """Check before the prompt's pass that drafts can be verified with `model` and `cache`.
 
     Raises:
-        ModelNotSupportedError: its recurrent state goes wrong in passes over several tokens.
+        NotSupportedError: its recurrent state goes wrong in passes over several tokens.
     """
     if has_states(cache):
         from rest_store.generation.continuation import require_continuation

@@ -14,7 +14,8 @@ class AddedDocuments(list[str]):
 
     Attributes:
         added: ids of the documents that were added.
-        duplicates: ids of those that were not, since a document with their id was there already, or came before.
+        duplicates: ids of those that were not, since a document with their id was there already, or
+            came before.
     """
 
     def __init__(self, ids: Sequence[str], new: Set[str]) -> None:

@@ -12,27 +12,35 @@ from contextlib import suppress
 
 from rest_store.errors import error_text
 
-_NICENESS = 15  # with 19, additions wait longer for locks that the thread holds while others use all cores
+_NICENESS = (
+    15  # with 19, additions wait longer for locks that the thread holds while others use all cores
+)
 _PAUSE = 0.02  # seconds until the next look for work when there was none
-_LONGEST_PAUSE = 5.0  # after failures, each of which doubles the pause
-_IDLE_SHARE = 20  # so many times as long as a look takes it pauses: with thousands of namespaces that is not short
+_MAX_PAUSE = 5.0  # after failures, each of which doubles the pause
+# So many times as long as a look takes it pauses: with thousands of namespaces that is not short.
+_IDLE_SHARE = 20
 
 
 class Background:
-    """Calls `work` again and again, until it is stopped or nobody has its owner. What fails is tried again.
+    """Calls `work` again and again, until it is stopped or nobody
+    has its owner. What fails is tried again.
 
-    On Linux the thread has a low priority: it gives way to queries and additions where cores are few.
+    On Linux the thread has a low priority: it gives way to queries and additions where cores are
+    few.
 
     Args:
         owner: what the work is for; not kept alive.
         work: does one piece of work; returns whether there may be more.
-        abandoned: called by the thread when the owner is gone. (Whoever collects the owner may hold any lock.)
+        abandoned: called by the thread when the owner is gone. (Whoever collects the owner may hold
+            any lock.)
 
     Attributes:
         failure: what the latest failure was, as text; None since work has succeeded again.
     """
 
-    def __init__(self, owner: object, work: Callable[[], bool], abandoned: Callable[[], object]) -> None:
+    def __init__(
+        self, owner: object, work: Callable[[], bool], abandoned: Callable[[], object]
+    ) -> None:
         self.failure: str | None = None
         self._owner = weakref.ref(owner)
         self._work = work
@@ -59,6 +67,6 @@ class Background:
             try:
                 busy, self.failure, pause = self._work(), None, _PAUSE
             except Exception as error:  # such as a full disk, or a service that is away
-                busy, self.failure, pause = False, error_text(error), min(2 * pause, _LONGEST_PAUSE)
+                busy, self.failure, pause = False, error_text(error), min(2 * pause, _MAX_PAUSE)
             if not busy:
                 self._stopped.wait(max(pause, _IDLE_SHARE * (time.thread_time() - began)))

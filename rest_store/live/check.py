@@ -13,11 +13,13 @@ from rest_store.live.documents import Documents
 from rest_store.live.segment import open_segment
 
 
-def check_live(path: Path, *, announce: Callable[[str], object] = lambda stage: None) -> tuple[int, int]:
+def check_live(
+    path: Path, *, announce: Callable[[str], object] = lambda stage: None
+) -> tuple[int, int]:
     """Compare the documents of a live datastore, and its segments in files, with their checksums.
 
-    Another process may go on writing: a segment that it replaces meanwhile is left out. Damaged segments are no loss:
-    opening the datastore for writing sorts them anew from the documents.
+    Another process may go on writing: a segment that it replaces meanwhile is left out. Damaged
+    segments are no loss: opening the datastore for writing sorts them anew from the documents.
 
     Args:
         path: its directory.
@@ -43,5 +45,7 @@ def check_live(path: Path, *, announce: Callable[[str], object] = lambda stage: 
                     raise
         announce(DOCUMENTS_FILE_NAME)
         for name in documents.namespaces():
-            tokens += sum(len(document.symbols) for document in documents.read(namespace=name)) // token_width(size)
+            tokens += sum(
+                len(document.symbols) for document in documents.read(namespace=name)
+            ) // token_width(size)
     return segments, tokens

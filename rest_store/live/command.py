@@ -1,4 +1,7 @@
-"""`rest-store live`: add to a live datastore, delete from it, and freeze it; and what `rest-store info` shows of it."""
+"""`rest-store live`: add to a live datastore, delete from it, and freeze it.
+
+And what `rest-store info` shows of it.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ if TYPE_CHECKING:
 def live() -> None:
     """Add to live datastores, delete from them, and freeze them.
 
-    A live datastore grows while it is queried. One process writes it: while a service or a script does, `add` and
-    `delete` are refused, and `export` and `rest-store info` work.
+    A live datastore grows while it is queried. One process writes it: while a service or a script
+    does, `add` and `delete` are refused, and `export` and `rest-store info` work.
     """
 
 
@@ -34,11 +37,25 @@ def show(directory: Path, *, as_json: bool) -> None:
     """Print what `rest-store info` shows of the live datastore in `directory`."""
     with _open(directory, read_only=True) as store:
         info = store.info()
-    tokenizer, size = info.tokenizer, sum(path.stat().st_size for path in directory.glob("documents.sqlite*"))
-    built, oldest = (time and time.isoformat(timespec="seconds") for time in (info.built, info.oldest))
+    tokenizer, size = (
+        info.tokenizer,
+        sum(path.stat().st_size for path in directory.glob("documents.sqlite*")),
+    )
+    built, oldest = (
+        time and time.isoformat(timespec="seconds") for time in (info.built, info.oldest)
+    )
     if as_json:
-        facts = {**asdict(info), "path": str(directory), "documents_size": size, "tokenizer": tokenizer.to_manifest()}
-        click.echo(json.dumps({**facts, "built": built, "oldest": oldest, "live": True}, ensure_ascii=False))
+        facts = {
+            **asdict(info),
+            "path": str(directory),
+            "documents_size": size,
+            "tokenizer": tokenizer.to_manifest(),
+        }
+        click.echo(
+            json.dumps(
+                {**facts, "built": built, "oldest": oldest, "live": True}, ensure_ascii=False
+            )
+        )
         return
     limits = [] if info.max_tokens is None else [counted(info.max_tokens, "token")]
     limits += [] if info.max_age is None else [f"{info.max_age / 3600:g} hours"]
@@ -71,9 +88,14 @@ Examples:
     show_default="the one stored in DIR",
     help="Tokenizer of the target model: for a datastore that is created.",
 )
-@click.option("--max-tokens", metavar="N", type=click.IntRange(1), help="Keep at most N tokens: the newest.")
 @click.option(
-    "--max-age", metavar="SECONDS", type=FloatRange(0, min_open=True), help="Keep documents for so many seconds."
+    "--max-tokens", metavar="N", type=click.IntRange(1), help="Keep at most N tokens: the newest."
+)
+@click.option(
+    "--max-age",
+    metavar="SECONDS",
+    type=FloatRange(0, min_open=True),
+    help="Keep documents for so many seconds.",
 )
 @corpus_options
 @json_option
@@ -89,9 +111,10 @@ def add(
 ) -> None:
     """Add documents to the live datastore DIR, or create it with them.
 
-    Each PATH is read as `rest-build` reads a corpus: a file of text (one document), JSON, JSONL or parquet, a
-    directory or an address. Documents that it already has are not added again, so an interrupted command can be
-    repeated. With --json, `ids` has what `rest-store live delete` takes, in the order of the documents.
+    Each PATH is read as `rest-build` reads a corpus: a file of text (one document), JSON, JSONL or
+    parquet, a directory or an address. Documents that it already has are not added again, so an
+    interrupted command can be repeated. With --json, `ids` has what `rest-store live delete` takes,
+    in the order of the documents.
     """
     from build_index.corpus import empty_corpora, open_corpus
     from build_index.documents import CorpusCounts, batches
@@ -111,9 +134,15 @@ def add(
     with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store:
         for batch in batches(document for corpus in corpora for document in corpus):
             encoded = target.encode_counted(batch, counts)
-            some = {index: found for index, found in enumerate(encoded) if found is not None and len(found)}
+            some = {
+                index: found
+                for index, found in enumerate(encoded)
+                if found is not None and len(found)
+            }
             # Named for its content, a document that is there is not added again.
-            added = store.add(list(some.values()), [content_digest(batch[index]).hex() for index in some])
+            added = store.add(
+                list(some.values()), [content_digest(batch[index]).hex() for index in some]
+            )
             ids += added
             duplicates += len(added.duplicates)
             tokens += sum(map(len, some.values()))
@@ -126,12 +155,19 @@ def add(
         counts += corpus.counts
     if as_json:
         facts: dict[str, Any] = {"skipped": dict(counts.skipped)}
-        facts |= {"documents": len(ids), "duplicates": duplicates, "tokens": tokens, "without_tokens": without_tokens}
+        facts |= {
+            "documents": len(ids),
+            "duplicates": duplicates,
+            "tokens": tokens,
+            "without_tokens": without_tokens,
+        }
         facts |= {"left_out": dict(counts.left_out), "refusal": counts.refusal}
         facts |= {"token_count": described.token_count, "document_count": described.document_count}
         click.echo(json.dumps({"path": str(directory), **facts, "ids": ids}))
         return
-    click.echo(f"{directory}: {counted(len(ids), 'document')} read, {duplicates:,} of them there already,")
+    click.echo(
+        f"{directory}: {counted(len(ids), 'document')} read, {duplicates:,} of them there already,"
+    )
     there = counted(described.document_count, "document")
     click.echo(f"now {there} of {counted(described.token_count, 'token')} there")
     largest = {reason: example for reason, (_, example) in counts.largest.items()}
@@ -148,7 +184,9 @@ def add(
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @json_option
 def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
-    """Delete the documents with these IDs from the live datastore DIR: from all answers and files."""
+    """Delete the documents with these IDs from the live
+    datastore DIR: from all answers and files.
+    """
     with _open(directory) as store:
         count = store.delete(ids)
     named = len(set(ids))  # equal documents have one id
@@ -165,20 +203,33 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
     required=True,
     metavar="DIR",
     type=PATH,
-    help="Where the result is written: the datastore's directory; an old datastore there is replaced.",
+    help=(
+        "Where the result is written: the datastore's directory; an old datastore there is"
+        " replaced."
+    ),
 )
 @json_option
 def export(directory: Path, out: Path, as_json: bool) -> None:
-    """Freeze the live datastore DIR as it is now into a datastore of its own; DIR stays as it is."""
+    """Freeze the live datastore DIR as it is now into a datastore of its own.
+
+    DIR stays as it is.
+    """
     from rest_store.live.export import export as export_live
 
     with _open(directory, read_only=True) as store:
         described = export_live(store, out).info()
     if as_json:
         counts = {"documents": described.document_count, "tokens": described.token_count}
-        click.echo(json.dumps({"out": str(out), **counts, "shards": described.shard_count, "size": described.size}))
+        click.echo(
+            json.dumps(
+                {"out": str(out), **counts, "shards": described.shard_count, "size": described.size}
+            )
+        )
         return
-    click.echo(f"{out}: {counted(described.token_count, 'token')} in {counted(described.shard_count, 'shard')}")
+    click.echo(
+        f"{out}: {counted(described.token_count, 'token')} in"
+        f" {counted(described.shard_count, 'shard')}"
+    )
 
 
 def _open(directory: Path, **options: Any) -> LiveDatastore:

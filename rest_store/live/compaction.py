@@ -12,11 +12,14 @@ BACKLOG = 4  # segments to be merged from which on merging does not keep up with
 STALL = 0.02  # seconds that each addition waits then, which leaves cores to compaction
 
 
-def segments_to_merge(segments: Sequence[Segment], retention: Retention, *, whole: bool = False) -> list[Segment]:
+def segments_to_merge(
+    segments: Sequence[Segment], retention: Retention, *, whole: bool = False
+) -> list[Segment]:
     """Return segments that follow one another and are to become one; [] if there are none.
 
-    Each older segment joins if it is no larger than four times all newer ones of the run together. So sizes grow
-    geometrically with age: there are few segments, and each token is sorted a logarithmic number of times.
+    Each older segment joins if it is no larger than four times all newer ones of the run together.
+    So sizes grow geometrically with age: there are few segments, and each token is sorted a
+    logarithmic number of times.
 
     Args:
         segments: those in files, oldest first.

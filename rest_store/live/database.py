@@ -1,4 +1,6 @@
-"""The file of a live datastore's documents as SQLite has it: its tables, its opening, and its errors."""
+"""The file of a live datastore's documents as SQLite has it: its
+tables, its opening, and its errors.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
-from rest_store.errors import LiveFormatError, StorageError, describe
+from rest_store.errors import DatastoreFormatError, StorageError, describe
 
 _FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
 _PATIENCE = 5_000  # milliseconds to wait for a lock of SQLite, and for readers of older states
-# Changes are made under the `id` of `properties`, and those up to `newest` of an earlier opening under another one.
-# `newest` is the number of the newest change, `forgotten` that of the newest removal that is not stored any more. While
-# `unclean`, unused bytes of the file or its log may hold what was deleted.
+# Changes are made under the `id` of `properties`, and those up to `newest` of an earlier opening
+# under another one. `newest` is the number of the newest change, `forgotten` that of the newest
+# removal that is not stored any more. While `unclean`, unused bytes of the file or its log may hold
+# what was deleted.
 SCHEMA = f"""
 CREATE TABLE openings (id TEXT PRIMARY KEY, newest INTEGER NOT NULL);
 CREATE TABLE properties (
@@ -40,8 +43,8 @@ PRAGMA user_version={_FORMAT[0]}"""
 class Database:
     """An open file, which has a write-ahead log with `synchronous=FULL`.
 
-    What a transaction has stored when it ends survives a kill and a loss of power. Other threads and processes open the
-    file again.
+    What a transaction has stored when it ends survives a kill and a loss of power. Other threads
+    and processes open the file again.
 
     Args:
         directory: of the live datastore.
@@ -49,34 +52,45 @@ class Database:
         is_replica: whether what a loss of power undoes may be stored again (`synchronous=NORMAL`).
 
     Raises:
-        LiveFormatError: the file is something else, or of another release.
+        DatastoreFormatError: the file is something else, or of another release.
         StorageError: SQLite cannot open it.
     """
 
-    def __init__(self, directory: Path, *, read_only: bool = False, is_replica: bool = False) -> None:
+    def __init__(
+        self, directory: Path, *, read_only: bool = False, is_replica: bool = False
+    ) -> None:
         self.path = directory / DOCUMENTS_FILE_NAME
         with self._named_errors("opened"):
             uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-            self._database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+            self._database = sqlite3.connect(
+                uri, uri=True, isolation_level=None, check_same_thread=False
+            )
             try:
                 self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
                 self.is_new = self._has_no_tables()
                 if not read_only:
                     self._database.execute("PRAGMA journal_mode=WAL")
-                    self._database.execute(f"PRAGMA synchronous={'NORMAL' if is_replica else 'FULL'}")
+                    self._database.execute(
+                        f"PRAGMA synchronous={'NORMAL' if is_replica else 'FULL'}"
+                    )
                     self._database.execute("PRAGMA secure_delete=ON")
             except BaseException:
                 self._database.close()
                 raise
 
     def _has_no_tables(self) -> bool:
-        """Return whether the file is still empty; raise LiveFormatError unless it is that or in this format."""
+        """Return whether the file is still empty.
+
+        Raise DatastoreFormatError unless it is that or in this format.
+        """
         found = self._number("PRAGMA user_version"), self._number("PRAGMA application_id")
         if found == _FORMAT:
             return False
         if found != (0, 0) or self._number("SELECT count(*) FROM sqlite_master"):
-            words = [f"{version} (of {application:#x})" for version, application in (found, _FORMAT)]
-            raise LiveFormatError(describe(self.path, "format version", *words))
+            words = [
+                f"{version} (of {application:#x})" for version, application in (found, _FORMAT)
+            ]
+            raise DatastoreFormatError("live", describe(self.path, "format version", *words))
         return True
 
     def close(self) -> None:
@@ -108,7 +122,10 @@ class Database:
 
     @contextmanager
     def _transaction(self, done: str) -> Iterator[None]:
-        """Change the file within the block, as a whole or not at all; `done` as in `_named_errors`."""
+        """Change the file within the block, as a whole or not at all.
+
+        `done` as in `_named_errors`.
+        """
         with self._named_errors(done):
             self._database.execute("BEGIN IMMEDIATE")
             try:
@@ -121,7 +138,9 @@ class Database:
 
     @contextmanager
     def _named_errors(self, done: str) -> Iterator[None]:
-        """Raise StorageError for an error of SQLite or a damaged text within the block: documents cannot be `done`."""
+        """Raise StorageError for an error of SQLite or a damaged text
+        within the block: documents cannot be `done`.
+        """
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:

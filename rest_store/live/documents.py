@@ -1,4 +1,6 @@
-"""The documents of a live datastore, in SQLite: the truth that segments are sorted from, and their log until then."""
+"""The documents of a live datastore, in SQLite: the truth that
+segments are sorted from, and their log until then.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import LimitError, LiveFormatError, ManifestError, StorageError, describe
+from rest_store.errors import ArgumentError, DatastoreFormatError, StorageError, describe
 from rest_store.live.database import SCHEMA, Database
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.upstream import Changes, DocumentRecord, Removal, is_time
 
-_MOST_REMOVALS = 1 << 16  # that are stored
-_MOST_OPENINGS = 1 << 10  # likewise
+_MAX_REMOVALS = 1 << 16  # that are stored
+_MAX_OPENINGS = 1 << 10  # likewise
 _OVERHEAD = 64  # bytes of a change besides its tokens, about
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
 
@@ -52,7 +54,10 @@ class Documents(Database):
     _has_changed = False  # since it was opened
 
     def create(self, tokenizer: TokenizerIdentity, location: str = "") -> None:
-        """Make the tables of a new file, for tokens of `tokenizer`; a replica has the `location` of its upstream."""
+        """Make the tables of a new file, for tokens of `tokenizer`.
+
+        A replica has the `location` of its upstream.
+        """
         with self._transaction("created"):
             for statement in SCHEMA.split(";"):
                 self._database.execute(statement)
@@ -60,34 +65,47 @@ class Documents(Database):
             self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?, ?, ?)", properties)
         self.is_new = False
 
-    # --- Reading ------------------------------------------------------------------------------------------------------
+    # --- Reading ----------------------------------------------------------------------------------
 
     def tokenizer(self) -> TokenizerIdentity:
         """Return the identity of the tokenizer that the tokens are from."""
         (text,) = self._properties("tokenizer")
         try:
             return TokenizerIdentity.from_manifest(json.loads(str(text)), self.path)
-        except (ValueError, ManifestError) as error:
-            raise StorageError(describe(self.path, "tokenizer", f"unreadable ({error})", "its identity")) from None
+        except (ValueError, DatastoreFormatError) as error:
+            raise StorageError(
+                describe(self.path, "tokenizer", f"unreadable ({error})", "its identity")
+            ) from None
 
     def limits(self) -> Limits:
         """Return how much each namespace keeps."""
         rows = self._rows("SELECT * FROM namespaces")
         try:
             return Limits({name: Retention.checked(*limits) for name, *limits in rows})
-        except LimitError as error:
-            raise StorageError(describe(self.path, "limits", f"damaged ({error})", "as they were set")) from None
+        except ArgumentError as error:
+            raise StorageError(
+                describe(self.path, "limits", f"damaged ({error})", "as they were set")
+            ) from None
 
     def datastore_id(self) -> str:
-        """Return what this is known by since the first change of the latest opening; a replica, as its upstream is."""
+        """Return what this is known by since the first change of the latest opening.
+
+        A replica, as its upstream is.
+        """
         return str(self._properties("id")[0])
 
     def require_location(self, location: str) -> None:
-        """Raise LiveFormatError unless this is a replica of the upstream at `location`; "": of none."""
+        """Raise DatastoreFormatError unless this is a replica of the upstream at `location`.
+
+        "": of none.
+        """
         (found,) = self._properties("location")
         if found != location:
-            words = (f"a replica of {name}" if name else "one that is no replica" for name in (found, location))
-            raise LiveFormatError(describe(self.path.parent, "live datastore", *words))
+            words = (
+                f"a replica of {name}" if name else "one that is no replica"
+                for name in (found, location)
+            )
+            raise DatastoreFormatError("live", describe(self.path.parent, "live datastore", *words))
 
     def records(self) -> list[SegmentRecord]:
         """Return the records of the segments in files, oldest first."""
@@ -102,11 +120,12 @@ class Documents(Database):
         self._require("newest", isinstance(number, int))
         return int(number)
 
-    def changes(self, after: int, datastore_id: str, most_bytes: int) -> Changes:
-        """Return the changes after number `after`, as many as `most_bytes` hold, and at least one if there are any.
+    def changes(self, after: int, datastore_id: str, max_bytes: int) -> Changes:
+        """Return the changes after number `after`, as many as
+        `max_bytes` hold, and at least one if there are any.
 
-        They begin with the first unless this had change `after` when it was known by `datastore_id`, and if what was
-        removed since has been forgotten.
+        They begin with the first unless this had change `after` when it was known by
+        `datastore_id`, and if what was removed since has been forgotten.
         """
         added: list[DocumentRecord] = []
         removed: list[Removal] = []
@@ -118,12 +137,21 @@ class Documents(Database):
             if not known or not forgotten <= after <= known[0][0]:
                 after = 0
             last = head
-            rows = self._database.execute("SELECT * FROM removals WHERE number > ? ORDER BY number", (after,))
-            removals = (Removal(number, first, last, bool(deleted)) for number, first, last, deleted in rows)
-            both: list[Iterator[DocumentRecord | Removal]] = [self._read("number > ?", after), removals]
+            rows = self._database.execute(
+                "SELECT * FROM removals WHERE number > ? ORDER BY number", (after,)
+            )
+            removals = (
+                Removal(number, first, last, bool(deleted)) for number, first, last, deleted in rows
+            )
+            both: list[Iterator[DocumentRecord | Removal]] = [
+                self._read("number > ?", after),
+                removals,
+            ]
             for change in heapq.merge(*both, key=operator.attrgetter("number")):
-                size += _OVERHEAD + (len(change.symbols) if isinstance(change, DocumentRecord) else 0)
-                if size > most_bytes and (added or removed):
+                size += _OVERHEAD + (
+                    len(change.symbols) if isinstance(change, DocumentRecord) else 0
+                )
+                if size > max_bytes and (added or removed):
                     last = change.number - 1
                     break
                 if isinstance(change, DocumentRecord):
@@ -136,18 +164,26 @@ class Documents(Database):
         """Return the namespaces that have documents or limits."""
         return [str(row[0]) for row in self._rows("SELECT name FROM namespaces")]
 
-    def read(self, first: int = 1, last: int = 2**62, *, namespace: str = "") -> Iterator[DocumentRecord]:
+    def read(
+        self, first: int = 1, last: int = 2**62, *, namespace: str = ""
+    ) -> Iterator[DocumentRecord]:
         """Yield the documents `first .. last` of a namespace, in their order."""
         return self._read("namespace = ? AND number BETWEEN ? AND ?", namespace, first, last)
 
     def latest(self, count: int | None, *, namespace: str, group: str) -> list[int]:
-        """Return the numbers of the `count` newest documents of a namespace, or of a group of it; None: of all."""
+        """Return the numbers of the `count` newest documents of a namespace, or of a group of it.
+
+        None: of all.
+        """
         where, arguments = "namespace = ?", [namespace]
         if group:
             where += ' AND "group" = ? AND "group" != \'\''  # the latter as the index has it
             arguments.append(group)
         query = f"SELECT number FROM documents WHERE {where} ORDER BY number DESC LIMIT ?"
-        return [int(number) for (number,) in self._rows(query, *arguments, -1 if count is None else count)][::-1]
+        return [
+            int(number)
+            for (number,) in self._rows(query, *arguments, -1 if count is None else count)
+        ][::-1]
 
     def _read(self, where: str, *arguments: object) -> Iterator[DocumentRecord]:
         with self._named_errors("read"):
@@ -156,18 +192,27 @@ class Documents(Database):
             ):
                 document = DocumentRecord(*fields)
                 symbols, added = document.symbols, document.added
-                is_sound = isinstance(symbols, bytes) and len(symbols) > 0 and zlib.crc32(symbols) == crc
+                is_sound = (
+                    isinstance(symbols, bytes) and len(symbols) > 0 and zlib.crc32(symbols) == crc
+                )
                 self._require(f"document {document.number}", is_sound and is_time(added))
                 yield document
 
     def extent(self, namespace: str, after: int) -> tuple[int, int | None]:
-        """Return how many documents of a namespace have numbers greater than `after`, and the greatest of these."""
+        """Return how many documents of a namespace have numbers greater
+        than `after`, and the greatest of these.
+        """
         query = "SELECT count(*), max(number) FROM documents WHERE namespace = ? AND number > ?"
         [(count, last)] = self._rows(query, namespace, after)
         return count, last
 
     def removals(
-        self, removed: Iterable[int], evicted: Iterable[tuple[str, int, int]], newest: int, *, deleted: bool
+        self,
+        removed: Iterable[int],
+        evicted: Iterable[tuple[str, int, int]],
+        newest: int,
+        *,
+        deleted: bool,
     ) -> list[Removal]:
         """Return what removes documents that are there, numbered from `newest + 1` on.
 
@@ -194,17 +239,26 @@ class Documents(Database):
 
     def between(self, first: int, last: int) -> list[tuple[str, int]]:
         """Return namespace and number of each document `first .. last`, in their order."""
-        query = "SELECT namespace, number FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
+        query = (
+            "SELECT namespace, number FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
+        )
         return [(namespace, number) for namespace, number in self._rows(query, first, last)]
 
     def outdated(self, max_epochs: int, namespace: str) -> list[int]:
-        """Return the numbers of the documents of a namespace that are of an epoch before the last `max_epochs`."""
+        """Return the numbers of the documents of a namespace that
+        are of an epoch before the last `max_epochs`.
+        """
         query = "SELECT number FROM documents WHERE namespace = ? AND epoch < ? ORDER BY number"
-        [(last,)] = self._rows("SELECT coalesce(max(epoch), 0) FROM documents WHERE namespace = ?", namespace)
+        [(last,)] = self._rows(
+            "SELECT coalesce(max(epoch), 0) FROM documents WHERE namespace = ?", namespace
+        )
         return [int(number) for (number,) in self._rows(query, namespace, last - max_epochs + 1)]
 
     def last_time(self) -> float:
-        """Return when the newest document was added, in seconds since 1970; 0.0 if there is none."""
+        """Return when the newest document was added, in seconds since 1970.
+
+        0.0 if there is none.
+        """
         rows = self._rows("SELECT added FROM documents ORDER BY number DESC LIMIT 1")
         time = rows[0][0] if rows else 0.0
         self._require("the time of a document", is_time(time))
@@ -215,13 +269,19 @@ class Documents(Database):
         query = "SELECT number FROM documents WHERE digest = ?"
         return {digest: number for digest in digests for (number,) in self._rows(query, digest)}
 
-    # --- Writing ------------------------------------------------------------------------------------------------------
+    # --- Writing ----------------------------------------------------------------------------------
 
     def set_limits(self, namespace: str, limits: Retention) -> None:
         """Store limits of a namespace from now on; None in them: as before."""
-        columns = [name for name in ("max_tokens", "max_age", "max_epochs") if getattr(limits, name) is not None]
+        columns = [
+            name
+            for name in ("max_tokens", "max_age", "max_epochs")
+            if getattr(limits, name) is not None
+        ]
         with self._transaction("written"):
-            self._database.execute("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", (namespace,))
+            self._database.execute(
+                "INSERT OR IGNORE INTO namespaces (name) VALUES (?)", (namespace,)
+            )
             for name in columns:
                 query = f"UPDATE namespaces SET {name} = ? WHERE name = ?"
                 self._database.execute(query, (getattr(limits, name), namespace))
@@ -235,8 +295,8 @@ class Documents(Database):
         """Store changes in one transaction.
 
         Args:
-            changes: their numbers are greater than that of any change before. A replica takes over their id, and
-                nothing that it had stays if they begin with the first.
+            changes: their numbers are greater than that of any change before. A replica takes over
+                their id, and nothing that it had stays if they begin with the first.
             obsolete: records of segments that are gone.
             records: of those in their place.
         """
@@ -254,23 +314,33 @@ class Documents(Database):
             names = {(document.namespace,) for document in changes.added}
             self._database.executemany("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", names)
             rows = ((*document, zlib.crc32(document.symbols)) for document in changes.added)
-            self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._database.executemany(
+                "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows
+            )
             self._store_removals(changes.removed)
-            self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
+            self._database.executemany(
+                "DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete]
+            )
             self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
             properties = "newest = ?, id = coalesce(nullif(?, ''), id)"
-            self._database.execute(f"UPDATE properties SET {properties}", (changes.last, changes.datastore_id))
+            self._database.execute(
+                f"UPDATE properties SET {properties}", (changes.last, changes.datastore_id)
+            )
         self._has_changed |= has_own
 
     def _note_opening(self) -> None:
-        """Have the datastore known by another id from now on, so that no replica takes a backup for what it was."""
+        """Have the datastore known by another id from now on, so that
+        no replica takes a backup for what it was.
+        """
         self._database.execute("INSERT INTO openings SELECT id, newest FROM properties")
         oldest = "(SELECT max(rowid) FROM openings) - ?"
-        self._database.execute(f"DELETE FROM openings WHERE rowid <= {oldest}", (_MOST_OPENINGS,))
+        self._database.execute(f"DELETE FROM openings WHERE rowid <= {oldest}", (_MAX_OPENINGS,))
         self._database.execute("UPDATE properties SET id = ?", (uuid4().hex,))
 
     def _store_removals(self, removals: Sequence[Removal]) -> None:
-        """Store removals of documents that are gone, without the oldest of too many, and what is yet to be cleaned."""
+        """Store removals of documents that are gone, without the
+        oldest of too many, and what is yet to be cleaned.
+        """
         if not removals:
             return
         self._database.executemany("INSERT INTO removals VALUES (?, ?, ?, ?)", removals)
@@ -278,7 +348,7 @@ class Documents(Database):
         is_empty = "NOT EXISTS (SELECT 1 FROM documents WHERE namespace = namespaces.name)"
         self._database.execute(f"DELETE FROM namespaces WHERE {is_unused} AND {is_empty}")
         query = "SELECT number FROM removals ORDER BY number DESC LIMIT 1 OFFSET ?"
-        if (row := self._database.execute(query, (_MOST_REMOVALS,)).fetchone()) is not None:
+        if (row := self._database.execute(query, (_MAX_REMOVALS,)).fetchone()) is not None:
             self._database.execute("DELETE FROM removals WHERE number <= ?", row)
             self._database.execute("UPDATE properties SET forgotten = ?", row)
         if any(removal.deleted for removal in removals):
@@ -287,10 +357,12 @@ class Documents(Database):
     def clean(self) -> None:
         """Remove what is left of deleted documents: write the whole file anew, and empty the log.
 
-        SQLite overwrites the row of a deleted document, but copies of it may be in unused bytes since it moved rows.
+        SQLite overwrites the row of a deleted document, but copies of it may be in unused bytes
+        since it moved rows.
 
         Raises:
-            StorageError: there is no room for that; or readers of an older state have kept the log for seconds.
+            StorageError: there is no room for that; or readers of an older state have kept the log
+                for seconds.
         """
         if self._properties("unclean") == (0,):
             return
@@ -306,7 +378,9 @@ class Documents(Database):
     def _properties(self, columns: str) -> tuple[Any, ...]:
         rows = self._rows(f"SELECT {columns} FROM properties")
         if not rows:
-            raise StorageError(describe(self.path, "the row of properties", "absent", "that of a live datastore"))
+            raise StorageError(
+                describe(self.path, "the row of properties", "absent", "that of a live datastore")
+            )
         return rows[0]
 
     def _require(self, what: str, holds: bool) -> None:
@@ -318,5 +392,9 @@ def _is_record(row: Sequence[object]) -> bool:
     """Return whether `row` may be a SegmentRecord."""
     name, namespace, first, last, oldest, newest, sha256 = row
     numbers = isinstance(first, int) and isinstance(last, int) and first <= last
-    named = isinstance(name, str) and _SEGMENT_NAME.fullmatch(name) is not None and isinstance(namespace, str)
+    named = (
+        isinstance(name, str)
+        and _SEGMENT_NAME.fullmatch(name) is not None
+        and isinstance(namespace, str)
+    )
     return named and numbers and is_time(oldest) and is_time(newest) and isinstance(sha256, bytes)

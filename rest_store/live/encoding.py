@@ -1,4 +1,6 @@
-"""What is added to a live datastore: documents are checked, tokenized if they are text, and encoded."""
+"""What is added to a live datastore: documents are checked,
+tokenized if they are text, and encoded.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,20 @@ from rest_store.datastore.durable import sync
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.datastore.validation import IntSequence, document_tokens, epoch_number, label, new_ids
+from rest_store.datastore.validation import (
+    IntSequence,
+    document_tokens,
+    epoch_number,
+    label,
+    new_ids,
+)
 from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
 from rest_store.live.upstream import DocumentRecord, digest_of
 
 if TYPE_CHECKING:
     from build_index.target_tokenizer import TargetTokenizer
 
-_LARGEST = 1 << 24  # tokens of a document
+_MAX_DOCUMENT_TOKENS = 1 << 24  # tokens of a document
 
 
 class Encoder:
@@ -45,14 +53,17 @@ class Encoder:
     ) -> tuple[list[str], list[DocumentRecord]]:
         """Return the ids of `documents`, and these as they are stored but for numbers and times.
 
-        Raises what `LiveDatastore.add` says, whose arguments these are; none is larger than `max_tokens`.
+        Raises what `LiveDatastore.add` says, whose arguments these are; none is larger than
+        `max_tokens`.
         """
         names = new_ids(documents, ids)
         texts = [document for document in documents if isinstance(document, str)]
         encoded = iter(self._tokenizer.encode_batch(texts) if texts else [])
-        tokens = [next(encoded) if isinstance(document, str) else document for document in documents]
+        tokens = [
+            next(encoded) if isinstance(document, str) else document for document in documents
+        ]
         labels = label("add", "a group", group), epoch_number(epoch)
-        most = min(_LARGEST, max_tokens or _LARGEST)
+        most = min(_MAX_DOCUMENT_TOKENS, max_tokens or _MAX_DOCUMENT_TOKENS)
         symbols = [self._symbols(document, index, most) for index, document in enumerate(tokens)]
         new = [
             DocumentRecord(0, namespace, digest_of(name, namespace), 0.0, *labels, some)
@@ -75,7 +86,9 @@ class Encoder:
 
     def _symbols(self, document: IntSequence, index: int, most: int) -> bytes:
         """Return the tokens of document `index`, `most` at most, as a tokens file has them."""
-        tokens = document_tokens(document, index, self._identity.vocabulary_size, expected="1-D integers or text")
+        tokens = document_tokens(
+            document, index, self._identity.vocabulary_size, expected="1-D integers or text"
+        )
         if tokens.size > most:
             what = f"the size of document {index}"
             raise DocumentError(describe("add", what, f"{tokens.size} tokens", f"at most {most}"))
@@ -83,7 +96,9 @@ class Encoder:
 
 
 def store_tokenizer(tokenizer_json: str | None, directory: Path) -> None:
-    """Store the serialization of a tokenizer in `directory`, for encoding text; None: there is none.
+    """Store the serialization of a tokenizer in `directory`, for encoding text.
+
+    None: there is none.
 
     Raises:
         StorageError: it cannot be written.
@@ -96,4 +111,6 @@ def store_tokenizer(tokenizer_json: str | None, directory: Path) -> None:
             sync(path)
             sync(directory)
     except OSError as error:
-        raise StorageError(f"{directory}: the tokenizer cannot be written ({error.strerror})") from error
+        raise StorageError(
+            f"{directory}: the tokenizer cannot be written ({error.strerror})"
+        ) from error

@@ -10,31 +10,33 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard
-from rest_store.errors import EmptyCorpusError, describe
+from rest_store.errors import CorpusError, describe
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.namespace import Namespace
 from rest_store.live.segment import write_shard
 
 
 def export(live: LiveDatastore | Namespace, out: Path) -> Datastore:
-    """Write the documents that queries of `live` see now as a frozen datastore, each segment as a shard.
+    """Write the documents that queries of `live` see now as a
+    frozen datastore, each segment as a shard.
 
     Args:
         live: opened for reading or writing, or a namespace of it; others may go on adding to it.
-        out: directory of the datastore; an old datastore there is replaced when the new one is complete.
+        out: directory of the datastore; an old datastore there is replaced when the new one is
+            complete.
 
     Returns:
         The datastore, opened.
 
     Raises:
-        EmptyCorpusError: there are no documents.
+        CorpusError: there are no documents.
         OutputError: something else is at `out`, or another process builds there.
         StorageError: a shard cannot be written.
-        ChecksumError, ShardHeaderError: the files of a segment have been damaged since they were opened.
+        DatastoreFormatError: the files of a segment have been damaged since they were opened.
     """
     views = [view for view in live.snapshot.views if view.entry_count]
     if not views:
-        raise EmptyCorpusError(describe(live.path, "live datastore", "empty", "one with documents"))
+        raise CorpusError(describe(live.path, "live datastore", "empty", "one with documents"))
     with Staging(out) as staging:
         staging.start()
         records = []

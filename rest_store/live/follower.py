@@ -14,9 +14,11 @@ from rest_store.live.segments import Segments
 
 
 class Follower:
-    """Reads one live datastore: maps the writer's files, and sorts the newest documents itself. Thread-safe.
+    """Reads one live datastore: maps the writer's files, and sorts
+    the newest documents itself. Thread-safe.
 
-    A file that the writer has just replaced may be gone: then its documents are sorted, until it looks again.
+    A file that the writer has just replaced may be gone: then its documents are sorted, until it
+    looks again.
 
     Args:
         directory: of the datastore.
@@ -26,7 +28,7 @@ class Follower:
     Raises:
         DatastoreNotFoundError: it is empty.
         TokenizerMismatchError: it has another tokenizer.
-        LiveFormatError: it is a replica of another upstream.
+        DatastoreFormatError: it is a replica of another upstream.
         StorageError, DatastoreError: documents or segments cannot be read.
 
     Attributes:
@@ -35,7 +37,9 @@ class Follower:
         segments: the segments at the latest look.
     """
 
-    def __init__(self, directory: Path, tokenizer: TokenizerIdentity | None, location: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, tokenizer: TokenizerIdentity | None, location: str | None = None
+    ) -> None:
         self._directory = directory
         self._lock = threading.Lock()
         self._version = -1
@@ -43,7 +47,9 @@ class Follower:
         with ExitStack() as stack:
             self._documents = stack.enter_context(closing(Documents(directory, read_only=True)))
             if self._documents.is_new:
-                raise DatastoreNotFoundError(describe(directory, "live datastore", "empty", "one with documents"))
+                raise DatastoreNotFoundError(
+                    describe(directory, "live datastore", "empty", "one with documents")
+                )
             self.tokenizer = self._documents.tokenizer()
             if tokenizer is not None:
                 self.tokenizer.require_same(tokenizer, directory)
@@ -73,7 +79,9 @@ class Follower:
             with self._documents.one_state():
                 id = self._documents.datastore_id()
                 may_keep = id == self._datastore_id
-                segments = self.segments.stored(self._directory, self._documents, Limits(), may_keep=may_keep)
+                segments = self.segments.stored(
+                    self._directory, self._documents, Limits(), may_keep=may_keep
+                )
                 newest = self._documents.newest()
             self.segments.set(segments, newest)
             self._version, self._datastore_id = version, id

@@ -24,10 +24,13 @@ class LiveInfo:
         oldest: when the oldest document was added.
         max_tokens: most tokens kept; None: no limit.
         max_age: most seconds that a document is kept; None: no limit.
-        max_epochs: epochs that are kept; None: no limit. All three are of namespaces that have no limits of their own.
-        failure: why compaction, or reading what was added, failed last; None since it has succeeded again.
+        max_epochs: epochs that are kept; None: no limit. All three are of namespaces that have no
+            limits of their own.
+        failure: why compaction, or reading what was added, failed last; None since it has succeeded
+            again.
         location: of the live datastore that this is a replica of; None: of none.
-        behind: changes that a replica lacks of those that it knows of; None: another process keeps it up to date.
+        behind: changes that a replica lacks of those that it knows of; None: another process keeps
+            it up to date.
     """
 
     path: Path

@@ -1,4 +1,6 @@
-"""One namespace of a live datastore: documents of one tenant or task, which no query of another reads."""
+"""One namespace of a live datastore: documents of one tenant or
+task, which no query of another reads.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import numpy.typing as npt
 from rest_store.datastore.header import token_width
 from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.store import Snapshot, Store
-from rest_store.datastore.validation import IntSequence, document_ids, label, limit
+from rest_store.datastore.validation import IntSequence, check_int, document_ids, label
 from rest_store.live.added import AddedDocuments
 from rest_store.live.retention import Retention
 
@@ -37,7 +39,8 @@ class StoredDocument(NamedTuple):
 
 
 class Namespace(Store):
-    """The documents of one namespace: a store for queries and sessions, and a target of `remember`. Thread-safe.
+    """The documents of one namespace: a store for queries and
+    sessions, and a target of `remember`. Thread-safe.
 
     Attributes:
         name: of the namespace; ids and limits are those of a namespace.
@@ -78,23 +81,27 @@ class Namespace(Store):
         Where additions come faster than their segments can be merged, each is held back by 20 ms.
 
         Args:
-            documents: token sequences (1-D integers, at least one), or texts, which are tokenized without special
-                tokens.
-            ids: one for each, 1..256 characters; one that is there already, or was given before in `ids`, stands for
-                the same document, which is not added again. None: new ones.
+            documents: token sequences (1-D integers, at least one), or texts, which are tokenized
+                without special tokens.
+            ids: one for each, 1..256 characters; one that is there already, or was given before in
+                `ids`, stands for the same document, which is not added again. None: new ones.
             group: what they belong to, such as the prompt that they answer; "": nothing.
             epoch: of the model that wrote them.
 
         Returns:
-            The ids, in the order of `documents`; its `added` and `duplicates` say which were there already.
+            The ids, in the order of `documents`; its `added` and `duplicates` say which were there
+            already.
 
         Raises:
-            DocumentError: a document is empty, larger than 2^24 tokens or than `max_tokens`, or neither tokens nor
-                text; or an id or a group is invalid. Nothing was added; likewise with the next two.
-            TokenRangeError: a token is outside the vocabulary.
-            TokenizerLoadError: a text, but the datastore was begun without a tokenizer that can encode it.
+            DocumentError: a document is empty, larger than 2^24 tokens or than `max_tokens`, or
+                neither tokens nor text; or an id or a group is invalid. Nothing was added; likewise
+                with the next two.
+            QueryError: a token is outside the vocabulary.
+            TokenizerLoadError: a text, but the datastore was begun without a tokenizer that can
+                encode it.
             TokenizerMismatchError: a text, but the file of the tokenizer holds another one by now.
-            StorageError: they cannot be written; of more than a million tokens, those before may have been.
+            StorageError: they cannot be written; of more than a million tokens, those before may
+                have been.
             WriterError: the datastore was opened for reading, or in another process.
             DatastoreClosedError: after `close`.
         """
@@ -107,11 +114,12 @@ class Namespace(Store):
         return AddedDocuments(names, {name for name, document in known if document.digest in new})
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.
+        """Delete documents: when this returns, no answer of this
+        process holds them, and no file. Evicted ones, too.
 
-        Sorts the segments that held them anew, and rewrites the file of documents, in whose unused bytes SQLite may
-        have left copies: some seconds for 100 million tokens, in which additions wait and queries go on. So delete many
-        at once.
+        Sorts the segments that held them anew, and rewrites the file of documents, in whose unused
+        bytes SQLite may have left copies: some seconds for 100 million tokens, in which additions
+        wait and queries go on. So delete many at once.
 
         Args:
             ids: of the documents, as in `add`; those that are not there are passed over.
@@ -121,26 +129,36 @@ class Namespace(Store):
 
         Raises:
             DocumentError: an id is invalid; nothing was deleted, likewise with the next one.
-            StorageError: that cannot be written. Or the documents are deleted, and this says where they still are: in
-                unused bytes, because there is no room to rewrite the others; or in the log, because another process has
-                been reading an older state for seconds. The next call tries again.
+            StorageError: that cannot be written. Or the documents are deleted, and this says where
+                they still are: in unused bytes, because there is no room to rewrite the others; or
+                in the log, because another process has been reading an older state for seconds. The
+                next call tries again.
             WriterError, DatastoreClosedError: as in `add`.
         """
         return self.live.writer().delete(document_ids("delete", ids), self.name)
 
-    def limit(
-        self, *, max_tokens: int | None = None, max_age: float | None = None, max_epochs: int | None = None
+    def check_int(
+        self,
+        *,
+        max_tokens: int | None = None,
+        max_age: float | None = None,
+        max_epochs: int | None = None,
     ) -> None:
-        """Keep so much from now on, whatever other namespaces keep; limits as in `LiveDatastore.open`, None: as before.
+        """Keep so much from now on, whatever other namespaces keep.
+
+        Limits as in `LiveDatastore.open`, None: as before.
 
         Raises:
-            LimitError: a limit is not positive.
+            ArgumentError: a limit is not positive.
             WriterError, StorageError, DatastoreClosedError: as in `add`.
         """
         self.live.writer().limit(self.name, Retention.checked(max_tokens, max_age, max_epochs))
 
-    def documents(self, *, group: str | None = None, latest: int | None = None) -> Iterator[StoredDocument]:
-        """Yield the documents that are stored by now, or those of a group, in the order of their addition.
+    def documents(
+        self, *, group: str | None = None, latest: int | None = None
+    ) -> Iterator[StoredDocument]:
+        """Yield the documents that are stored by now, or those of a
+        group, in the order of their addition.
 
         Args:
             group: of the documents; None: of any, or none.
@@ -148,15 +166,17 @@ class Namespace(Store):
 
         Raises:
             DocumentError: that is no group.
-            LimitError: `latest` is not positive.
+            ArgumentError: `latest` is not positive.
             StorageError: they cannot be read.
             DatastoreClosedError: after `close`.
         """
         part = label("documents", "a group", group or "")
-        count = None if latest is None else limit("latest", latest, 2**62, where="documents")
+        count = None if latest is None else check_int("latest", latest, 2**62, where="documents")
         width = token_width(self.vocabulary_size)
         with closing(self.live.stored()) as stored:
             for number in stored.latest(count, namespace=self.name, group=part):
-                for document in [*stored.read(number, number, namespace=self.name)]:  # else the log would be kept
+                for document in [
+                    *stored.read(number, number, namespace=self.name)
+                ]:  # else the log would be kept
                     tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
                     yield StoredDocument(tokens, document.group, document.epoch, document.added)

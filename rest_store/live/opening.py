@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.locations import is_remote
-from rest_store.errors import DeadlineError, LiveFormatError, ServiceUnavailableError
+from rest_store.errors import DatastoreFormatError, DeadlineError, ServiceUnavailableError
 from rest_store.live.directory import is_live
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ def open_store(
     token: str | None = None,
     tls: object = None,
 ) -> Datastore | LiveDatastore:
-    """Open the datastore at `path`: a frozen one, or a live one for reading; from elsewhere a copy, or a replica.
+    """Open the datastore at `path`: a frozen one, or a live one for reading.
+
+    From elsewhere a copy, or a replica.
 
     A frozen one needs none of the packages of the extra `[live]`, unless a service has it.
 
@@ -35,7 +37,8 @@ def open_store(
         tls: likewise.
 
     Raises:
-        DatastoreError, TokenizerMismatchError, ServiceError: as `Datastore.open` or `LiveDatastore.open`.
+        DatastoreError, TokenizerMismatchError, ServiceError: as `Datastore.open` or
+            `LiveDatastore.open`.
     """
     is_elsewhere = is_remote(path)
     if "://" in str(path) if is_elsewhere else not is_live(Path(path)):
@@ -45,20 +48,29 @@ def open_store(
     if not is_elsewhere:
         return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True)
     try:
-        return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True, cache=cache, token=token, tls=tls)
-    except (LiveFormatError, ServiceUnavailableError, DeadlineError):  # it is frozen, or the service cannot say so
+        return LiveDatastore.open(
+            path, tokenizer=tokenizer, read_only=True, cache=cache, token=token, tls=tls
+        )
+    except (
+        DatastoreFormatError,
+        ServiceUnavailableError,
+        DeadlineError,
+    ):  # it is frozen, or the service cannot say so
         return Datastore.open(path, tokenizer=tokenizer, cache=cache, token=token, tls=tls)
 
 
 def open_datastores(paths: Sequence[Path]) -> dict[str, Datastore | LiveDatastore]:
-    """Return datastores, frozen or live, by the names of their folders; by their paths where several have one name.
+    """Return datastores, frozen or live, by the names of their folders.
+
+    By their paths where several have one name.
 
     Raises:
         TokenizerMismatchError: they were built with different tokenizers.
     """
     names = [path.resolve().name for path in paths]
     stores = {
-        name if names.count(name) == 1 else str(path): open_store(path) for name, path in zip(names, paths, strict=True)
+        name if names.count(name) == 1 else str(path): open_store(path)
+        for name, path in zip(names, paths, strict=True)
     }
     opened = list(stores.values())
     for store in opened[1:]:

@@ -30,7 +30,8 @@ from rest_store.live.segments import Segments
 from rest_store.live.upstream import Changes, DocumentRecord, Upstream, digest_of, is_time
 from rest_store.live.writer import Writer
 
-_PATIENCE = 10.0  # seconds until what was changed upstream is visible here, or a cache that is being begun is there
+# Seconds until what was changed upstream is visible here, or a cache that is being begun is there.
+_PATIENCE = 10.0
 
 
 def replica_directory(location: str, cache: Path) -> Path:
@@ -40,10 +41,12 @@ def replica_directory(location: str, cache: Path) -> Path:
 
 
 class Replica:
-    """Keeps the copy of an upstream up to date, or reads it while another process of this machine does. Thread-safe.
+    """Keeps the copy of an upstream up to date, or reads it while
+    another process of this machine does. Thread-safe.
 
-    Whoever holds the writer's lock receives the upstream's changes. The others follow its files, and one of them takes
-    over when the lock is free. Queries read what is on disk, whether or not the upstream is there.
+    Whoever holds the writer's lock receives the upstream's changes. The others follow its files,
+    and one of them takes over when the lock is free. Queries read what is on disk, whether or not
+    the upstream is there.
 
     Args:
         directory: of the copy; made if it is absent.
@@ -54,7 +57,7 @@ class Replica:
     Raises:
         RestStoreError: there is no copy yet, and the upstream cannot be reached or refuses.
         TokenizerMismatchError: the copy, or else the upstream, has another tokenizer.
-        LiveFormatError: the directory has a copy of something else.
+        DatastoreFormatError: the directory has a copy of something else.
         StorageError: it cannot be read or written.
 
     Attributes:
@@ -92,7 +95,9 @@ class Replica:
 
     def _opened(self) -> Writer | Follower:
         """Open the copy for writing, or for reading if another process writes it."""
-        new = None if is_live(self._directory) else self._upstream.tokenizer  # asked before anything is made
+        new = (
+            None if is_live(self._directory) else self._upstream.tokenizer
+        )  # asked before anything is made
         make_directory(self._directory)
         end = time.monotonic() + _PATIENCE
         while True:
@@ -109,7 +114,9 @@ class Replica:
                         raise
                     time.sleep(0.02)
 
-    def _writer(self, tokenizer: TokenizerIdentity | None, segments: Segments | None = None) -> Writer:
+    def _writer(
+        self, tokenizer: TokenizerIdentity | None, segments: Segments | None = None
+    ) -> Writer:
         return Writer(self._directory, tokenizer, Retention(), self._json, self.location, segments)
 
     def disconnect(self) -> None:
@@ -125,10 +132,14 @@ class Replica:
     @property
     def behind(self) -> int | None:
         """Changes that are known of and not applied; None while another process applies them."""
-        return max(0, self._head - self.segments.newest) if isinstance(self._backend, Writer) else None
+        return (
+            max(0, self._head - self.segments.newest) if isinstance(self._backend, Writer) else None
+        )
 
     def work(self) -> bool:
-        """Do what is to be done besides receiving changes: merging, or reading what another process has received."""
+        """Do what is to be done besides receiving changes: merging,
+        or reading what another process has received.
+        """
         backend = self._backend
         if isinstance(backend, Follower):
             with self._lock:
@@ -176,7 +187,9 @@ class Replica:
         for some in (changes.added, changes.removed):
             numbers = [first - 1, *(change.number for change in some), last + 1]
             in_order = in_order and all(one < other for one, other in pairwise(numbers))
-        if not in_order or not all(0 < some.first <= some.last < some.number for some in changes.removed):
+        if not in_order or not all(
+            0 < some.first <= some.last < some.number for some in changes.removed
+        ):
             found = f"{first}..{last} of {changes.head}, and not in order"
             raise self._wrong("changes", found, f"ascending, from {after + 1} or 1 on")
         if changes.added:
@@ -189,26 +202,37 @@ class Replica:
         width = token_width(self.tokenizer.vocabulary_size)
         for document in documents:
             is_whole = len(document.symbols) > 0 and len(document.symbols) % width == 0
-            is_sound = len(document.digest) == 16 and 0 <= document.epoch < 2**62 and is_time(document.added)
+            is_sound = (
+                len(document.digest) == 16
+                and 0 <= document.epoch < 2**62
+                and is_time(document.added)
+            )
             if not is_whole or not is_sound:
                 raise self._wrong(f"document {document.number}", "malformed", "one with tokens")
         symbols = np.frombuffer(b"".join(document.symbols for document in documents), np.uint8)
-        if (greatest := int(decode_symbols(symbols, width).max())) >= self.tokenizer.vocabulary_size:
+        if (
+            greatest := int(decode_symbols(symbols, width).max())
+        ) >= self.tokenizer.vocabulary_size:
             raise self._wrong("a token", greatest, f"0..{self.tokenizer.vocabulary_size - 1}")
 
     def _wrong(self, what: str, found: object, expected: str) -> ProtocolError:
         return ProtocolError(describe(self.location, what, found, expected))
 
-    # --- What is changed upstream -------------------------------------------------------------------------------------
+    # --- What is changed upstream -----------------------------------------------------------------
 
     def add(self, documents: Sequence[DocumentRecord], ids: Sequence[str]) -> set[bytes]:
         """Add documents upstream, as `Writer.add`; return once they are visible here."""
         if not documents:
             return set()
         width = token_width(self.tokenizer.vocabulary_size)
-        tokens = [decode_symbols(np.frombuffer(document.symbols, np.uint8), width) for document in documents]
+        tokens = [
+            decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
+            for document in documents
+        ]
         _, namespace, _, _, group, epoch, _ = documents[0]
-        added, number = self._upstream.add(tokens, ids, namespace=namespace, group=group, epoch=epoch)
+        added, number = self._upstream.add(
+            tokens, ids, namespace=namespace, group=group, epoch=epoch
+        )
         self._wait(number)
         return {digest_of(id, namespace) for id in added.added}
 
@@ -219,13 +243,20 @@ class Replica:
         return count
 
     def _wait(self, number: int) -> None:
-        """Return once change `number` is visible here; raise DeadlineError if it is not for long."""
+        """Return once change `number` is visible here.
+
+        Raise DeadlineError if it is not for long.
+        """
         if not self.segments.wait(number - 1, _PATIENCE):
-            raise DeadlineError(f"{self.location}: changed there, but not visible here within {_PATIENCE:g} seconds")
+            raise DeadlineError(
+                f"{self.location}: changed there, but not visible here within {_PATIENCE:g} seconds"
+            )
 
     def limit(self, namespace: str, retention: Retention) -> None:
         """Refuse: limits are the upstream's."""
-        raise WriterError(describe(self.location, "a limit", "set on a replica", "set where the datastore is"))
+        raise WriterError(
+            describe(self.location, "a limit", "set on a replica", "set where the datastore is")
+        )
 
     def compact(self) -> None:
         """Write all documents to files, and merge these, unless another process does."""

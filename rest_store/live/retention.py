@@ -1,4 +1,6 @@
-"""How much a live datastore keeps, how old documents are, and how large segments may be: whole ones are evicted."""
+"""How much a live datastore keeps, how old documents are, and how
+large segments may be: whole ones are evicted.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rest_store.datastore.validation import limit, real
-from rest_store.errors import LimitError, describe
+from rest_store.datastore.validation import check_int, real
+from rest_store.errors import ArgumentError, describe
 
 if TYPE_CHECKING:
     from rest_store.live.segment import Segment
     from rest_store.live.upstream import DocumentRecord
 
 _MEMTABLE = 1 << 12  # positions that are sorted anew with each addition
-_LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds
+_MAX_SEGMENT_POSITIONS = 1 << 24  # positions of a segment: sorting them takes some seconds
 _COMMIT = 1 << 20  # positions of one commit
-_LEAST_SEGMENTS = 8  # that a datastore with limits has at least
+_MIN_SEGMENTS = 8  # that a datastore with limits has at least
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Retention:
     """How much a namespace keeps; None: no limit.
 
     Attributes:
-        max_tokens: most tokens. The oldest documents beyond it are evicted, an eighth at most at once.
+        max_tokens: most tokens. The oldest documents beyond it are evicted, an eighth at most at
+            once.
         max_age: most seconds that a document is kept. It may be evicted an eighth of that earlier.
         max_epochs: epochs that are kept: so many up to the greatest that there is.
     """
@@ -40,19 +43,34 @@ class Retention:
         """Return limits as they are stored.
 
         Raises:
-            LimitError: one is neither None nor positive: whole numbers of tokens and epochs, and seconds.
+            ArgumentError: one is neither None nor positive: whole numbers of tokens and epochs, and
+                seconds.
         """
-        tokens = None if max_tokens is None else limit("max_tokens", max_tokens, 2**62, where="live datastore")
-        epochs = None if max_epochs is None else limit("max_epochs", max_epochs, 2**62, where="live datastore")
+        tokens = (
+            None
+            if max_tokens is None
+            else check_int("max_tokens", max_tokens, 2**62, where="live datastore")
+        )
+        epochs = (
+            None
+            if max_epochs is None
+            else check_int("max_epochs", max_epochs, 2**62, where="live datastore")
+        )
         age = None if max_age is None else real(max_age)
         if age is not None and not 0 < age < 2**62:
-            raise LimitError(describe("live datastore", "max_age", repr(max_age), "None or positive seconds"))
+            raise ArgumentError(
+                describe("live datastore", "max_age", repr(max_age), "None or positive seconds")
+            )
         return cls(tokens, age, epochs)
 
     @property
     def largest(self) -> int:
         """Positions of a segment, unless it holds a single document."""
-        return _LARGEST if self.max_tokens is None else max(1, min(_LARGEST, self.max_tokens // _LEAST_SEGMENTS))
+        return (
+            _MAX_SEGMENT_POSITIONS
+            if self.max_tokens is None
+            else max(1, min(_MAX_SEGMENT_POSITIONS, self.max_tokens // _MIN_SEGMENTS))
+        )
 
     @property
     def memtable(self) -> int:
@@ -61,9 +79,11 @@ class Retention:
 
     def may_span(self, oldest: float, newest: float) -> bool:
         """Return whether documents added at these times may be in one segment."""
-        return self.max_age is None or abs(newest - oldest) <= self.max_age / _LEAST_SEGMENTS
+        return self.max_age is None or abs(newest - oldest) <= self.max_age / _MIN_SEGMENTS
 
-    def batches(self, documents: Iterable[DocumentRecord], width: int) -> Iterator[list[DocumentRecord]]:
+    def batches(
+        self, documents: Iterable[DocumentRecord], width: int
+    ) -> Iterator[list[DocumentRecord]]:
         """Yield documents in lists that may each become a segment.
 
         Args:
@@ -74,7 +94,9 @@ class Retention:
         size, most = 0, min(_COMMIT, self.largest)
         for document in documents:
             positions = len(document.symbols) // width + 1
-            if batch and (size + positions > most or not self.may_span(batch[0].added, document.added)):
+            if batch and (
+                size + positions > most or not self.may_span(batch[0].added, document.added)
+            ):
                 yield batch
                 batch, size = [], 0
             batch.append(document)
@@ -107,7 +129,9 @@ class Limits:
         return self._own.get(namespace, self._default)
 
     def kept(self, segments: Sequence[Segment], clock: Clock) -> list[Segment]:
-        """Return the segments of a namespace without those too old, and the first of those that are too much."""
+        """Return the segments of a namespace without those too old,
+        and the first of those that are too much.
+        """
         kept: list[Segment] = []
         total = 0
         for segment in reversed(segments):
@@ -122,18 +146,24 @@ class Limits:
     @property
     def least_age(self) -> float:
         """The smallest `max_age` of all; infinite if there is none."""
-        return min((some.max_age for some in self._own.values() if some.max_age is not None), default=math.inf)
+        return min(
+            (some.max_age for some in self._own.values() if some.max_age is not None),
+            default=math.inf,
+        )
 
 
 class Clock:
-    """Seconds since 1970 that go on evenly when the system's clock is set, and the ages of documents by them.
+    """Seconds since 1970 that go on evenly when the system's clock
+    is set, and the ages of documents by them.
 
-    They go on from `last`, the time of the newest document, if the system's clock is behind that, or so far ahead that
-    all documents would be too old: `longest` seconds or more. Then the clock is wrong, or the machine was off for long;
-    nobody can tell which, and documents that are kept for too long do less harm than documents that are lost.
+    They go on from `last`, the time of the newest document, if the system's clock is behind that,
+    or so far ahead that all documents would be too old: `longest` seconds or more. Then the clock
+    is wrong, or the machine was off for long; nobody can tell which, and documents that are kept
+    for too long do less harm than documents that are lost.
 
-    Where they are ahead of the system's clock by less than `longest`, that was ahead when the newest documents were
-    added: their times are in the future, which counts as now, and the documents before them are younger by as much.
+    Where they are ahead of the system's clock by less than `longest`, that was ahead when the
+    newest documents were added: their times are in the future, which counts as now, and the
+    documents before them are younger by as much.
     """
 
     def __init__(self, last: float, longest: float) -> None:
@@ -155,4 +185,6 @@ class Clock:
 
 
 def _even_seconds() -> float:
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # the first counts sleep, too
+    return time.clock_gettime(
+        getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    )  # the first counts sleep, too

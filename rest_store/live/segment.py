@@ -1,4 +1,6 @@
-"""One segment of a live datastore: documents that follow one another, sorted, in memory or in the files of a shard."""
+"""One segment of a live datastore: documents that follow one
+another, sorted, in memory or in the files of a shard.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,15 @@ from uuid import uuid4
 import numpy as np
 
 from build_index.suffix_array import sorted_suffixes
-from rest_store.datastore.header import TAIL_SIZE, TokensHeader, entry_bits, separator_id, token_width
+from rest_store.datastore.header import (
+    TAIL_SIZE,
+    TokensHeader,
+    entry_bits,
+    separator_id,
+    token_width,
+)
 from rest_store.datastore.shard import Shard, ShardView, write_file, write_suffixes
-from rest_store.errors import ChecksumError, StorageError, describe
+from rest_store.errors import DatastoreFormatError, StorageError, describe
 from rest_store.live.documents import SegmentRecord
 from rest_store.live.upstream import DocumentRecord
 
@@ -24,7 +32,8 @@ class Segment:
     """Sorted documents; never changes.
 
     Attributes:
-        first: the numbers of its documents are `first .. last`; some of these may have been deleted.
+        first: the numbers of its documents are `first .. last`; some of these may have been
+            deleted.
         oldest: when the first of them was added, in seconds since 1970; `newest`: the last.
         view: the shard as kernels read it.
         record: of its files; None: it is in memory, the memtable of its namespace.
@@ -82,13 +91,31 @@ def sorted_segment(
     entries = positions - count
     with _one_thread():
         keys, packed = sorted_suffixes(symbols, width, entries)
-    view = ShardView(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, entry_bits(positions))
-    return Segment(first, documents[-1].number, oldest, documents[-1].added, view, namespace=documents[0].namespace)
+    view = ShardView(
+        symbols,
+        keys.view(np.uint8),
+        packed,
+        positions,
+        entries,
+        keys.size,
+        width,
+        entry_bits(positions),
+    )
+    return Segment(
+        first,
+        documents[-1].number,
+        oldest,
+        documents[-1].added,
+        view,
+        namespace=documents[0].namespace,
+    )
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let the calling thread sort without others: they would be taken from queries, and small sorts wait for them."""
+    """Let the calling thread sort without others: they would be
+    taken from queries, and small sorts wait for them.
+    """
     from pydivsufsort.dll import libdivsufsort
 
     if not hasattr(libdivsufsort, "omp_set_num_threads"):  # built without OpenMP
@@ -105,35 +132,52 @@ def _one_thread() -> Iterator[None]:
 def write_segment(segment: Segment, directory: Path, vocabulary_size: int) -> Segment:
     """Write a segment to files of a new name, and return it as it is mapped from there.
 
-    The files are not flushed to disk: after a loss of power, their checksums say whether they are whole.
+    The files are not flushed to disk: after a loss of power, their checksums say whether they are
+    whole.
 
     Raises:
         StorageError: the files cannot be written; what was written of them is removed.
     """
     name = f"segment-{uuid4().hex}"
     sha256 = write_shard(segment.view, directory, name, vocabulary_size)
-    record = SegmentRecord(name, segment.namespace, segment.first, segment.last, segment.oldest, segment.newest, sha256)
+    record = SegmentRecord(
+        name, segment.namespace, segment.first, segment.last, segment.oldest, segment.newest, sha256
+    )
     return open_segment(directory, record, vocabulary_size)
 
 
-def write_shard(view: ShardView, directory: Path, name: str, vocabulary_size: int, *, durable: bool = False) -> bytes:
+def write_shard(
+    view: ShardView, directory: Path, name: str, vocabulary_size: int, *, durable: bool = False
+) -> bytes:
     """Write an ordinary shard, flushed to disk if it is to be `durable`; raises as `write_segment`.
 
     Returns:
         The SHA-256 of its tokens.
     """
     sha256 = hashlib.sha256(view.symbols[:-TAIL_SIZE].data).digest()
-    tokens = TokensHeader(vocabulary_size, view.position_count, view.position_count - view.entry_count, sha256)
+    tokens = TokensHeader(
+        vocabulary_size, view.position_count, view.position_count - view.entry_count, sha256
+    )
     try:
         write_file(directory / f"{name}.tokens", tokens.pack(), view.symbols, durable=durable)
-        write_suffixes(directory / f"{name}.suffixes", tokens, view.keys.view("<u8"), view.entries, durable=durable)
+        write_suffixes(
+            directory / f"{name}.suffixes",
+            tokens,
+            view.keys.view("<u8"),
+            view.entries,
+            durable=durable,
+        )
     except OSError as error:
         remove_files(directory, name)
-        raise StorageError(f"{directory / name}: a segment cannot be written ({error.strerror or error})") from error
+        raise StorageError(
+            f"{directory / name}: a segment cannot be written ({error.strerror or error})"
+        ) from error
     return sha256
 
 
-def open_segment(directory: Path, record: SegmentRecord, vocabulary_size: int, *, verify: bool = False) -> Segment:
+def open_segment(
+    directory: Path, record: SegmentRecord, vocabulary_size: int, *, verify: bool = False
+) -> Segment:
     """Map the files of a segment.
 
     Args:
@@ -148,7 +192,10 @@ def open_segment(directory: Path, record: SegmentRecord, vocabulary_size: int, *
     shard = Shard.open(directory, record.name)
     shard.require_vocabulary(vocabulary_size)
     if (found := shard.tokens.header.sha256) != record.sha256:
-        raise ChecksumError(describe(shard.tokens.path, "SHA-256 of the payload", found.hex(), record.sha256.hex()))
+        raise DatastoreFormatError(
+            "checksum",
+            describe(shard.tokens.path, "SHA-256 of the payload", found.hex(), record.sha256.hex()),
+        )
     if verify:
         shard.require_checksums()
     span = record.first, record.last, record.oldest, record.newest

@@ -23,14 +23,15 @@ Item = TypeVar("Item", Segment, SegmentRecord, DocumentRecord)
 
 
 class Segments:
-    """The present segments, and the snapshots over them. Others may read it while one thread changes it.
+    """The present segments, and the snapshots over them. Others may
+    read it while one thread changes it.
 
     Args:
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
 
     Attributes:
-        of: the segments of each namespace that has any, oldest first; only the last one may be in memory: its memtable.
-            Another mapping after each change.
+        of: the segments of each namespace that has any, oldest first; only the last one may be in
+            memory: its memtable. Another mapping after each change.
         newest: number of the newest change that they hold.
     """
 
@@ -65,7 +66,9 @@ class Segments:
                 continue
             if some:
                 of[namespace] = tuple(some)
-                snapshots[namespace] = Snapshot.of([segment.view for segment in some], self.vocabulary_size)
+                snapshots[namespace] = Snapshot.of(
+                    [segment.view for segment in some], self.vocabulary_size
+                )
             else:
                 of.pop(namespace, None)
                 snapshots.pop(namespace, None)
@@ -79,7 +82,10 @@ class Segments:
         self.set(dict.fromkeys(self.of, ()), self.newest)
 
     def wait(self, after: int, timeout: float) -> bool:
-        """Wait until there are changes after number `after`, or `close`; return whether there are within `timeout`."""
+        """Wait until there are changes after number `after`, or `close`.
+
+        Return whether there are within `timeout`.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self.newest > after or self._is_closed, timeout)
             return self.newest > after
@@ -87,17 +93,20 @@ class Segments:
     def stored(
         self, directory: Path, documents: Documents, limits: Limits, *, may_keep: bool = False
     ) -> dict[str, list[Segment]]:
-        """Return the segments of all documents that are stored, as in `of`; [] for namespaces that have none any more.
+        """Return the segments of all documents that are stored, as in `of`.
 
-        Documents that are in no file are sorted in memory, and so are those of files that are damaged or missing, or
-        larger than `limits` allow. Files that are not present yet are read, to compare their checksums.
+        [] for namespaces that have none any more.
+
+        Documents that are in no file are sorted in memory, and so are those of files that are
+        damaged or missing, or larger than `limits` allow. Files that are not present yet are read,
+        to compare their checksums.
 
         Args:
             directory: of the live datastore.
             documents: its documents, which do not change meanwhile.
             limits: how large segments may be.
-            may_keep: whether present memtables stay that have the same documents: `documents` is what it was, but for
-                changes since.
+            may_keep: whether present memtables stay that have the same documents: `documents` is
+                what it was, but for changes since.
 
         Raises:
             StorageError: documents cannot be read.
@@ -112,16 +121,25 @@ class Segments:
                 last = record.last
                 fits = retention.may_span(record.oldest, record.newest)
                 try:
-                    segment = present.get(record) or open_segment(directory, record, self.vocabulary_size, verify=True)
-                    fits = (fits and segment.position_count <= retention.largest) or segment.document_count == 1
+                    segment = present.get(record) or open_segment(
+                        directory, record, self.vocabulary_size, verify=True
+                    )
+                    fits = (
+                        fits and segment.position_count <= retention.largest
+                    ) or segment.document_count == 1
                 except DatastoreError:
                     fits = False
                 if fits:
                     segments.append(segment)
                 else:
-                    segments += self._sorted(documents.read(record.first, last, namespace=namespace), retention)
+                    segments += self._sorted(
+                        documents.read(record.first, last, namespace=namespace), retention
+                    )
             memtable = present.get(None) if may_keep else None
-            if memtable and documents.extent(namespace, last) == (memtable.document_count, memtable.last):
+            if memtable and documents.extent(namespace, last) == (
+                memtable.document_count,
+                memtable.last,
+            ):
                 segments.append(memtable)
             else:
                 segments += self._sorted(documents.read(last + 1, namespace=namespace), retention)

@@ -16,7 +16,8 @@ class DocumentRecord(NamedTuple):
     """A document as it is stored.
 
     Attributes:
-        number: of its addition. One counter numbers additions and removals of a live datastore, in their order.
+        number: of its addition. One counter numbers additions and removals of a live datastore, in
+            their order.
         namespace: whose queries read it.
         digest: stands for its id and namespace; 16 bytes.
         added: seconds since 1970.
@@ -64,7 +65,8 @@ class Changes(NamedTuple):
     """All changes with numbers `first .. last`, but for documents that have been removed since.
 
     Attributes:
-        datastore_id: of the datastore since the first change of the latest opening; "": that of the one that changes.
+        datastore_id: of the datastore since the first change of the latest opening; "": that of the
+            one that changes.
         first: 1 although others came before: what a replica holds is replaced.
         last: `first - 1` if there are none.
         head: number of the newest change; `head - last` says how far behind this is.
@@ -81,9 +83,11 @@ class Changes(NamedTuple):
 
 
 class Upstream(Protocol):
-    """The live datastore that a replica follows. Connects when it is first asked, and again after an error.
+    """The live datastore that a replica follows. Connects when it
+    is first asked, and again after an error.
 
-    Every method, and `tokenizer`, raises RestStoreError when the service cannot be reached or refuses. Thread-safe.
+    Every method, and `tokenizer`, raises RestStoreError when the service cannot be reached or
+    refuses. Thread-safe.
 
     Attributes:
         location: as it was given, for messages.
@@ -96,11 +100,14 @@ class Upstream(Protocol):
         """Identity of the tokenizer that the tokens are from."""
 
     def changes(self, after: int, datastore_id: str) -> Iterator[Changes]:
-        """Yield the changes after number `after` without an end, as they come; none now and then, as a sign of life.
+        """Yield the changes after number `after` without an end, as they come.
+
+        None now and then, as a sign of life.
 
         Args:
             after: the newest change that the replica has.
-            datastore_id: of the datastore that it is from; "": none. If it is another one, all changes are yielded.
+            datastore_id: of the datastore that it is from; "": none. If it is another one, all
+                changes are yielded.
         """
 
     def add(
@@ -112,10 +119,16 @@ class Upstream(Protocol):
         group: str,
         epoch: int,
     ) -> tuple[AddedDocuments, int]:
-        """Add documents; return their ids, and the number of a change with which all of them are visible."""
+        """Add documents.
+
+        Return their ids, and the number of a change with which all of them are visible.
+        """
 
     def delete(self, ids: Sequence[str], *, namespace: str) -> tuple[int, int]:
-        """Delete documents; return how many there were, and the number of a change with which they are gone."""
+        """Delete documents.
+
+        Return how many there were, and the number of a change with which they are gone.
+        """
 
     def close(self) -> None:
         """Disconnect; `changes` ends with an error. May be called again, by any thread."""

@@ -1,4 +1,6 @@
-"""What writes a live datastore: a memtable, its flush to files, their compaction, and the removal of documents."""
+"""What writes a live datastore: a memtable, its flush to files,
+their compaction, and the removal of documents.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,17 @@ from rest_store.live.upstream import Changes, DocumentRecord, digest_of
 class Writer:
     """Writes one live datastore; methods raise what those of `LiveDatastore` say. Thread-safe.
 
-    An addition is sorted into the memtable, which is flushed to files once it is large enough. Compaction merges
-    segments in files; it sorts them beside additions, and what it made is put in their place at the end. A change is
-    committed to SQLite first, and published to queries then. After one that ended with an error or an interrupt, nobody
-    knows whether it was stored: the next change begins by reading what is.
+    An addition is sorted into the memtable, which is flushed to files once it is large enough.
+    Compaction merges segments in files; it sorts them beside additions, and what it made is put in
+    their place at the end. A change is committed to SQLite first, and published to queries then.
+    After one that ended with an error or an interrupt, nobody knows whether it was stored: the next
+    change begins by reading what is.
 
     Args:
         directory: of the datastore; it exists.
         tokenizer: identity of that which it must have, and which a new one is for; None: any.
-        retention: how much a namespace keeps from now on that has no limits of its own; None in it: as before.
+        retention: how much a namespace keeps from now on that has no limits of its own; None in it:
+            as before.
         tokenizer_json: serialization of the tokenizer, which a new one stores to encode texts.
         location: of the upstream that it is a replica of; "": none.
         segments: those that queries read; None: new ones.
@@ -44,7 +48,7 @@ class Writer:
     Raises:
         DatastoreNotFoundError: it is empty, and there is no `tokenizer`.
         TokenizerMismatchError: it has another tokenizer.
-        LiveFormatError: it is a replica of another upstream, or of none.
+        DatastoreFormatError: it is a replica of another upstream, or of none.
         WriterError: another process writes it.
         StorageError: documents cannot be read, or segments cannot be written.
 
@@ -69,11 +73,15 @@ class Writer:
         self._lock = Lock()  # held for a change, which is short
         self._closed = False
         self._may_differ_from_disk = False
-        self._settled: Mapping[str, Sequence[Segment]] = {}  # segments beside which nothing is to be done
+        self._settled: Mapping[
+            str, Sequence[Segment]
+        ] = {}  # segments beside which nothing is to be done
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
             # For the holder of `_lock`:
-            self._documents = resources.enter_context(closing(Documents(directory, is_replica=bool(location))))
+            self._documents = resources.enter_context(
+                closing(Documents(directory, is_replica=bool(location)))
+            )
             if self._documents.is_new:
                 self._begin(tokenizer, tokenizer_json)
             self._documents.require_location(location)
@@ -95,12 +103,17 @@ class Writer:
     def _begin(self, tokenizer: TokenizerIdentity | None, tokenizer_json: str | None) -> None:
         """Make the tables of a new datastore, after the file of its tokenizer."""
         if tokenizer is None:
-            raise DatastoreNotFoundError(describe(self._directory, "live datastore", "empty", "one to open"))
+            raise DatastoreNotFoundError(
+                describe(self._directory, "live datastore", "empty", "one to open")
+            )
         store_tokenizer(tokenizer_json, self._directory)
         self._documents.create(tokenizer, self._location)
 
     def close(self) -> None:
-        """Close the files and let others write, after a change in progress; later calls raise DatastoreClosedError."""
+        """Close the files and let others write, after a change in progress.
+
+        Later calls raise DatastoreClosedError.
+        """
         with self._sorting, self._lock:
             self._closed, self._settled = True, {}
             self.segments.close()
@@ -125,11 +138,16 @@ class Writer:
         return new
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
-        """Delete documents and return how many there were; then no answer holds them, and no file."""
+        """Delete documents and return how many there were.
+
+        Then no answer holds them, and no file.
+        """
         digests = [digest_of(id, namespace) for id in ids]
         return self._remove(namespace, lambda: self._beside.numbers(digests).values())
 
-    def _remove(self, namespace: str, find: Callable[[], Iterable[int]], *, deleted: bool = True) -> int:
+    def _remove(
+        self, namespace: str, find: Callable[[], Iterable[int]], *, deleted: bool = True
+    ) -> int:
         """Remove what `find` returns the numbers of; it is called by the holder of `_sorting`."""
         with self._sorting:
             self._require_open()
@@ -137,11 +155,19 @@ class Writer:
             if not deleted and not numbers:
                 return 0
             present = self.segments.of.get(namespace, ())
-            left = {segment: self._without(segment, numbers) for segment in present if segment.record is not None}
+            left = {
+                segment: self._without(segment, numbers)
+                for segment in present
+                if segment.record is not None
+            }
             with self._change():
                 if numbers:
                     present = self.segments.of.get(namespace, ())
-                    left |= {segment: self._without(segment, numbers) for segment in present if segment not in left}
+                    left |= {
+                        segment: self._without(segment, numbers)
+                        for segment in present
+                        if segment not in left
+                    }
                     rest = [*chain(*(left[segment] for segment in present))]
                     self._store({namespace: rest}, removed=numbers, deleted=deleted)
                 if deleted:
@@ -157,7 +183,8 @@ class Writer:
             self._load()
 
     def position(self) -> tuple[int, str]:
-        """Return the number of the newest change that a replica has, and the id of the datastore that it is from.
+        """Return the number of the newest change that a replica has,
+        and the id of the datastore that it is from.
 
         Before that, what an earlier deletion could not remove is removed.
         """
@@ -166,14 +193,18 @@ class Writer:
             return self._documents.newest(), self._documents.datastore_id()
 
     def apply(self, changes: Changes) -> None:
-        """Store and publish changes of the upstream: those that follow what is stored, or the first of all.
+        """Store and publish changes of the upstream: those that
+        follow what is stored, or the first of all.
 
-        Only the upstream evicts. Where it does, segments are as small here as they are there, so that a part of them
-        is sorted anew each time; they are all as large as they may be where nothing is evicted.
+        Only the upstream evicts. Where it does, segments are as small here as they are there, so
+        that a part of them is sorted anew each time; they are all as large as they may be where
+        nothing is evicted.
         """
         added = by_namespace(changes.added)
         self._stall(*added)
-        is_short = changes.first > 1 and not changes.removed  # such a change does not wait for segments in files
+        is_short = (
+            changes.first > 1 and not changes.removed
+        )  # such a change does not wait for segments in files
         with nullcontext() if is_short else self._sorting, self._change():
             removed: dict[str, list[int]] = {}
             for removal in changes.removed:
@@ -182,13 +213,21 @@ class Writer:
                     removed.setdefault(namespace, []).append(number)
                 if there and not removal.deleted:
                     total = sum(segment.token_count for segment in self.segments.all)
-                    self.limits = Limits({"": Retention(max(total, self.limits.of("").max_tokens or 0))})
+                    self.limits = Limits(
+                        {"": Retention(max(total, self.limits.of("").max_tokens or 0))}
+                    )
             present = self.segments.of if changes.first > 1 else {}
-            segments: dict[str, list[Segment]] = {namespace: [] for namespace in self.segments.of.keys() - present}
+            segments: dict[str, list[Segment]] = {
+                namespace: [] for namespace in self.segments.of.keys() - present
+            }
             for namespace in {*removed, *added}:
                 numbers = sorted(removed.get(namespace, ()))
-                segments[namespace] = [*chain(*(self._without(some, numbers) for some in present.get(namespace, ())))]
-                for batch in self.limits.of(namespace).batches(added.get(namespace, ()), self._width):
+                segments[namespace] = [
+                    *chain(*(self._without(some, numbers) for some in present.get(namespace, ())))
+                ]
+                for batch in self.limits.of(namespace).batches(
+                    added.get(namespace, ()), self._width
+                ):
                     segments[namespace] = self._with(segments[namespace], batch)
             self._store(segments, upstream=changes)
             if changes.first == 1 or any(removal.deleted for removal in changes.removed):
@@ -201,7 +240,9 @@ class Writer:
         present, settled = self.segments.of, self._settled
         if present is settled:
             return False
-        namespaces = [namespace for namespace, some in present.items() if some is not settled.get(namespace)]
+        namespaces = [
+            namespace for namespace, some in present.items() if some is not settled.get(namespace)
+        ]
         if self._evict_epochs(namespaces) or self.merge(namespaces):
             return True
         self._settled = present
@@ -218,12 +259,17 @@ class Writer:
         return True
 
     def _evict_epochs(self, namespaces: Iterable[str]) -> bool:
-        """Evict one namespace's documents of epochs before those that are kept; return whether there may be more."""
+        """Evict one namespace's documents of epochs before those that are kept.
+
+        Return whether there may be more.
+        """
         for namespace in namespaces:
             most = self.limits.of(namespace).max_epochs
             if most is None:
                 continue
-            if self._remove(namespace, partial(self._beside.outdated, most, namespace), deleted=False):
+            if self._remove(
+                namespace, partial(self._beside.outdated, most, namespace), deleted=False
+            ):
                 return True
         return False
 
@@ -257,7 +303,9 @@ class Writer:
                     present = self.segments.of.get(namespace, ())
                     if set(run) <= set(present):
                         rest = (segment for segment in present if segment not in run[1:])
-                        self._store({namespace: [new if segment is run[0] else segment for segment in rest]})
+                        self._store(
+                            {namespace: [new if segment is run[0] else segment for segment in rest]}
+                        )
             finally:
                 if new not in self.segments.of.get(namespace, ()):
                     self._remove_files([new.record.name] if new.record else ())
@@ -271,12 +319,16 @@ class Writer:
     def _run(self, namespaces: Iterable[str], *, whole: bool = False) -> list[Segment]:
         """Return the segments that are merged next; [] if there are none."""
         for namespace in namespaces:
-            in_files = [segment for segment in self.segments.of.get(namespace, ()) if segment.record is not None]
+            in_files = [
+                segment
+                for segment in self.segments.of.get(namespace, ())
+                if segment.record is not None
+            ]
             if run := segments_to_merge(in_files, self.limits.of(namespace), whole=whole):
                 return run
         return []
 
-    # --- For the holder of `_lock` ------------------------------------------------------------------------------------
+    # --- For the holder of `_lock` ----------------------------------------------------------------
 
     @contextmanager
     def _change(self) -> Iterator[None]:
@@ -290,7 +342,9 @@ class Writer:
             self._may_differ_from_disk = False
 
     def _stored_limits(self) -> tuple[Limits, Clock]:
-        """Return the limits that are stored, and a clock by which they do not evict all there is."""
+        """Return the limits that are stored, and a clock by
+        which they do not evict all there is.
+        """
         limits = self._documents.limits()
         return limits, Clock(self._documents.last_time(), limits.least_age)
 
@@ -302,7 +356,10 @@ class Writer:
         self._store(stored, before={*self._documents.records()})
 
     def _add(self, namespace: str, documents: Sequence[DocumentRecord]) -> Iterable[bytes]:
-        """Number, sort, store and publish those of `documents` that are new; return their digests."""
+        """Number, sort, store and publish those of `documents` that are new.
+
+        Return their digests.
+        """
         stored = self._documents.numbers(document.digest for document in documents)
         new: dict[bytes, DocumentRecord] = {}
         newest, now = self._documents.newest(), self._clock.now()
@@ -311,23 +368,37 @@ class Writer:
                 new[document.digest] = document._replace(number=newest + len(new) + 1, added=now)
         if new:
             added = list(new.values())
-            self._store({namespace: self._with(self.segments.of.get(namespace, ()), added)}, added=added)
+            self._store(
+                {namespace: self._with(self.segments.of.get(namespace, ()), added)}, added=added
+            )
         return new
 
-    def _with(self, segments: Sequence[Segment], documents: Sequence[DocumentRecord]) -> list[Segment]:
-        """Return the segments of a namespace with new documents, which are sorted into its memtable."""
+    def _with(
+        self, segments: Sequence[Segment], documents: Sequence[DocumentRecord]
+    ) -> list[Segment]:
+        """Return the segments of a namespace with new documents,
+        which are sorted into its memtable.
+        """
         namespace, newest = documents[0].namespace, documents[-1].added
         retention, memtable = self.limits.of(namespace), None
         if segments and segments[-1].record is None:
-            size = segments[-1].position_count + sum(len(some.symbols) // self._width + 1 for some in documents)
+            size = segments[-1].position_count + sum(
+                len(some.symbols) // self._width + 1 for some in documents
+            )
             if size <= retention.largest and retention.may_span(segments[-1].oldest, newest):
                 *segments, memtable = segments
         new = sorted_segment(documents, self._vocabulary_size, memtable)
         return self._flushed_but_memtable(namespace, [*segments, new])
 
     def _flushed_but_memtable(self, namespace: str, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the segments of a namespace in files, but for the last one if it is small enough."""
-        small = [some for some in segments[-1:] if some.position_count < self.limits.of(namespace).memtable]
+        """Return the segments of a namespace in files, but for
+        the last one if it is small enough.
+        """
+        small = [
+            some
+            for some in segments[-1:]
+            if some.position_count < self.limits.of(namespace).memtable
+        ]
         return self._flushed(segments[: len(segments) - len(small)]) + small
 
     def _without(self, segment: Segment, numbers: Sequence[int]) -> list[Segment]:
@@ -357,7 +428,8 @@ class Writer:
         upstream: Changes | None = None,
         before: Set[SegmentRecord] | None = None,
     ) -> None:
-        """Commit a change and publish its segments, without those that are too much or too old by now.
+        """Commit a change and publish its segments, without those
+        that are too much or too old by now.
 
         Args:
             changed: all segments, after the change, of each namespace that has others.
@@ -369,7 +441,9 @@ class Writer:
         """
         present = {namespace: self._kept(segments) for namespace, segments in changed.items()}
         if before is None:
-            before = _records(chain(*(self.segments.of.get(namespace, ()) for namespace in changed)))
+            before = _records(
+                chain(*(self.segments.of.get(namespace, ()) for namespace in changed))
+            )
         after = _records(chain(*present.values()))
         try:
             changes = upstream
@@ -387,15 +461,20 @@ class Writer:
             self._remove_files(record.name for record in after - before)
             raise
         self.segments.set(present, changes.last)
-        self._remove_files(record.name for record in before - after)  # whoever still reads them has them mapped
+        self._remove_files(
+            record.name for record in before - after
+        )  # whoever still reads them has them mapped
 
     def _clean(self) -> None:
-        """Remove what is left of deleted documents, files of changes that failed too; for the holder of both locks."""
+        """Remove what is left of deleted documents, files of changes that failed too.
+
+        For the holder of both locks.
+        """
         stored = {record.name for record in _records(self.segments.all)}
         self._remove_files({path.stem for path in self._directory.glob("segment-*.*")} - stored)
         self._documents.clean()
 
-    # --- For whoever holds either lock --------------------------------------------------------------------------------
+    # --- For whoever holds either lock ------------------------------------------------------------
 
     def _require_open(self) -> None:
         if self._closed:
@@ -407,7 +486,9 @@ class Writer:
         try:
             for segment in segments:
                 if segment.record is None:
-                    written.append(segment := write_segment(segment, self._directory, self._vocabulary_size))
+                    written.append(
+                        segment := write_segment(segment, self._directory, self._vocabulary_size)
+                    )
                 flushed.append(segment)
         except BaseException:
             self._remove_files(record.name for record in _records(written))
@@ -415,11 +496,17 @@ class Writer:
         return flushed
 
     def _kept(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return what is neither too old nor too much, as `Limits.kept`; a replica keeps what the upstream keeps."""
+        """Return what is neither too old nor too much, as `Limits.kept`.
+
+        A replica keeps what the upstream keeps.
+        """
         return list(segments) if self._location else self.limits.kept(segments, self._clock)
 
     def _remove_files(self, names: Iterable[str]) -> None:
-        """Remove files of segments; those that cannot be removed stay until the next deletion or opening."""
+        """Remove files of segments.
+
+        Those that cannot be removed stay until the next deletion or opening.
+        """
         for name in names:
             with suppress(OSError):
                 remove_files(self._directory, name)

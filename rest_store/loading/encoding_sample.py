@@ -1,8 +1,9 @@
-"""What a tokenizer makes of a few texts: tells tokenizers apart that split or normalize texts otherwise.
+"""What a tokenizer makes of a few texts: tells tokenizers apart
+that split or normalize texts otherwise.
 
-Tokenizers with the same vocabulary may write one text with other tokens. The parts that decide it, normalizer and
-pre-tokenizer, can be written in many ways that mean the same, and `transformers` writes them otherwise than the file
-that it loads. So the tokens are compared, and not the parts.
+Tokenizers with the same vocabulary may write one text with other tokens. The parts that decide it,
+normalizer and pre-tokenizer, can be written in many ways that mean the same, and `transformers`
+writes them otherwise than the file that it loads. So the tokens are compared, and not the parts.
 """
 
 from __future__ import annotations
@@ -33,11 +34,16 @@ def sample_digest(encode: Callable[[str], Sequence[int]]) -> str:
         encode: returns the token ids of a text, without any that are added around it.
     """
     ids = [[int(token) for token in encode(text)] for text in SAMPLE]
-    return "sha256:" + hashlib.sha256(json.dumps(ids, separators=(",", ":")).encode("ascii")).hexdigest()
+    return (
+        "sha256:"
+        + hashlib.sha256(json.dumps(ids, separators=(",", ":")).encode("ascii")).hexdigest()
+    )
 
 
 def sample_of(backend: Any, tokenizer_json: str) -> str | None:
-    """Return the digest of a tokenizer of `tokenizers`, which is not changed; None: it cannot encode.
+    """Return the digest of a tokenizer of `tokenizers`, which is not changed.
+
+    None: it cannot encode.
 
     Args:
         backend: the tokenizer.
@@ -48,8 +54,14 @@ def sample_of(backend: Any, tokenizer_json: str) -> str | None:
             import tokenizers
 
             fields = json.loads(tokenizer_json)
-            fields["model"] = {**fields["model"], "dropout": None} if "dropout" in fields["model"] else fields["model"]
-            backend = tokenizers.Tokenizer.from_str(json.dumps({**fields, "truncation": None, "padding": None}))
+            fields["model"] = (
+                {**fields["model"], "dropout": None}
+                if "dropout" in fields["model"]
+                else fields["model"]
+            )
+            backend = tokenizers.Tokenizer.from_str(
+                json.dumps({**fields, "truncation": None, "padding": None})
+            )
         return sample_digest(lambda text: backend.encode(text, add_special_tokens=False).ids)
     except Exception:  # of `tokenizers`, or of an object that only looks like one of it
         return None

@@ -1,9 +1,10 @@
 """The tokenizer of a GGUF file, from its metadata alone: no tensor is read (docs/gguf.md of ggml).
 
-Two kinds are converted here, as llama.cpp's `llama-vocab.cpp` reads them. Of byte-level BPE (`tokenizer.ggml.model` is
-`gpt2`) a GGUF file says which regular expressions split text only by a name, `tokenizer.ggml.pre`. Of SentencePiece
-(`llama`) it has no merges: two neighbours are joined if the vocabulary has what they make, the one with the best score
-first. `tokenizer.ggml.add_space_prefix` says whether a space is put before texts.
+Two kinds are converted here, as llama.cpp's `llama-vocab.cpp` reads them. Of byte-level BPE
+(`tokenizer.ggml.model` is `gpt2`) a GGUF file says which regular expressions split text only by a
+name, `tokenizer.ggml.pre`. Of SentencePiece (`llama`) it has no merges: two neighbours are joined
+if the vocabulary has what they make, the one with the best score first.
+`tokenizer.ggml.add_space_prefix` says whether a space is put before texts.
 """
 
 from __future__ import annotations
@@ -20,19 +21,36 @@ from rest_store.errors import TokenizerLoadError, describe
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # which have this layout
 _STRING, _ARRAY = 8, 9
-_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # by type
+_FORMATS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}  # by type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of `tokenizer.ggml.token_type`
 _SPACE = "\u2581"  # in place of spaces in a vocabulary of SentencePiece
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def _split(*patterns: str) -> list[dict[str, Any]]:
-    """Return the pre-tokenizer that splits by regular expressions, one after the other, and then encodes bytes."""
+    """Return the pre-tokenizer that splits by regular expressions,
+    one after the other, and then encodes bytes.
+    """
     splits: list[dict[str, Any]] = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in patterns
     ]
-    return [*splits, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]
+    return [
+        *splits,
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+    ]
 
 
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # of GPT-2
@@ -46,18 +64,29 @@ def _cased(ending: str, numbers: str) -> list[dict[str, Any]]:
     """Return the pre-tokenizer that splits where small letters are followed by capital ones."""
     first = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{ending}"
     second = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{ending}"
-    return _split(rf"{first}|{second}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    return _split(
+        rf"{first}|{second}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
 
 
 _GPT2 = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]
 _FAMILIES: list[tuple[str, list[dict[str, Any]]]] = [
-    ("gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 mellum modern-bert gigachat a.x-4.0", _GPT2),
+    (
+        (
+            "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 mellum modern-bert gigachat"
+            " a.x-4.0"
+        ),
+        _GPT2,
+    ),
     (
         "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
         [{"type": "Digits", "individual_digits": True}, *_GPT2],
     ),
     (
-        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe glm4 chatglm-bpe",
+        (
+            "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe glm4"
+            " chatglm-bpe"
+        ),
         _split(rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"),
     ),
     (
@@ -78,13 +107,20 @@ _FAMILIES: list[tuple[str, list[dict[str, Any]]]] = [
         _split(
             r"\p{N}{1,3}",
             r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+
+            """
             r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
     ),
     (
         "deepseek-coder",
-        _split(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}"),
+        _split(
+            r"[\r\n]",
+            r"\s?\p{L}+",
+            r"\s?\p{P}+",
+            "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+            r"\p{N}",
+        ),
     ),
     (
         "seed-coder",
@@ -106,7 +142,17 @@ _FAMILIES: list[tuple[str, list[dict[str, Any]]]] = [
     ("default", _split(r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]")),
 ]
 PRE_TOKENIZERS = {kind: steps for kinds, steps in _FAMILIES for kind in kinds.split()}
-_WITHOUT_MERGES = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
+_WITHOUT_MERGES = {
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "tekken",
+}
 
 
 class GgufTokenizer(NamedTuple):
@@ -130,7 +176,9 @@ def is_gguf(path: Path) -> bool:
 
 
 def gguf_tokenizer(path: Path) -> GgufTokenizer | None:
-    """Return the tokenizer of the GGUF file at `path`; None: it is neither byte-level BPE nor of SentencePiece.
+    """Return the tokenizer of the GGUF file at `path`.
+
+    None: it is neither byte-level BPE nor of SentencePiece.
 
     Raises:
         TokenizerLoadError: the file is damaged, or its pre-tokenizer is unknown.
@@ -143,7 +191,9 @@ def gguf_tokenizer(path: Path) -> GgufTokenizer | None:
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
             fields = _metadata(mapped)
     except (struct.error, ValueError, KeyError, OverflowError) as error:
-        raise TokenizerLoadError(describe(path, "GGUF metadata", f"damaged ({error})", "intact")) from None
+        raise TokenizerLoadError(
+            describe(path, "GGUF metadata", f"damaged ({error})", "intact")
+        ) from None
     kind = fields.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         return None
@@ -155,7 +205,9 @@ def gguf_tokenizer(path: Path) -> GgufTokenizer | None:
     except TokenizerLoadError:
         raise
     except Exception as error:  # tokenizers raises Exception itself
-        raise TokenizerLoadError(describe(path, "tokenizer", f"damaged ({error})", "vocabulary and merges")) from error
+        raise TokenizerLoadError(
+            describe(path, "tokenizer", f"damaged ({error})", "vocabulary and merges")
+        ) from error
     return GgufTokenizer(text, fields.get("tokenizer.chat_template"), special)
 
 
@@ -170,7 +222,12 @@ def _byte_level(fields: dict[str, Any], path: Path) -> dict[str, Any]:
         "added_tokens": _added_tokens(fields),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[kind]},
         "post_processor": _around_texts(fields, adds_bos=kind in _WITHOUT_MERGES),
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
         "model": {
             "type": "BPE",
             "ignore_merges": kind in _WITHOUT_MERGES,
@@ -197,7 +254,10 @@ def _sentencepiece(fields: dict[str, Any]) -> dict[str, Any]:
         "added_tokens": _added_tokens(fields),
         "normalizer": {
             "type": "Sequence",
-            "normalizers": [*([{"type": "Prepend", "prepend": _SPACE}] if adds_space else []), escaping],
+            "normalizers": [
+                *([{"type": "Prepend", "prepend": _SPACE}] if adds_space else []),
+                escaping,
+            ],
         },
         "post_processor": _around_texts(fields, adds_bos=True),
         "decoder": {"type": "Sequence", "decoders": decoding},
@@ -215,16 +275,23 @@ def _sentencepiece(fields: dict[str, Any]) -> dict[str, Any]:
 def _merges_by_score(fields: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the pairs of tokens that make a token, the token with the best score first.
 
-    Tokens that are no text, such as control tokens, are neither made nor parts: text that looks like one is text.
+    Tokens that are no text, such as control tokens, are neither made nor parts: text that looks
+    like one is text.
     """
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     scores: Sequence[float] = fields.get("tokenizer.ggml.scores") or [0.0] * len(tokens)
     kinds: Sequence[int] = fields.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
-    normal = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True) if kind == _NORMAL}
+    normal = {
+        token: score
+        for token, score, kind in zip(tokens, scores, kinds, strict=True)
+        if kind == _NORMAL
+    }
     merges: list[tuple[str, str]] = []
     for token in sorted(normal, key=lambda token: -normal[token]):
         pairs = ((token[:index], token[index:]) for index in range(1, len(token)))
-        merges += [(first, second) for first, second in pairs if first in normal and second in normal]
+        merges += [
+            (first, second) for first, second in pairs if first in normal and second in normal
+        ]
     return merges
 
 
@@ -242,7 +309,10 @@ def _added_tokens(fields: dict[str, Any]) -> list[dict[str, Any]]:
     special |= set(_named_ids(fields).values())
     added = special | {id_ for id_, kind in enumerate(kinds) if kind == _USER_DEFINED}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return [{"id": id_, "content": tokens[id_], **flags, "special": id_ in special} for id_ in sorted(added)]
+    return [
+        {"id": id_, "content": tokens[id_], **flags, "special": id_ in special}
+        for id_ in sorted(added)
+    ]
 
 
 def _around_texts(fields: dict[str, Any], *, adds_bos: bool) -> dict[str, Any] | None:
@@ -257,24 +327,39 @@ def _around_texts(fields: dict[str, Any], *, adds_bos: bool) -> dict[str, Any] |
         "bos": fields.get("tokenizer.ggml.add_bos_token", adds_bos),
         "eos": fields.get("tokenizer.ggml.add_eos_token"),
     }
-    ids = [fields.get(f"tokenizer.ggml.{name}_token_id") if is_asked else None for name, is_asked in asked.items()]
+    ids = [
+        fields.get(f"tokenizer.ggml.{name}_token_id") if is_asked else None
+        for name, is_asked in asked.items()
+    ]
     return _template([(tokens[id_], id_) if id_ is not None else None for id_ in ids])
 
 
 def _template(around: Iterable[tuple[str, int] | None]) -> dict[str, Any] | None:
-    """Return the post-processor that writes a token before and one after each text; None: it writes none."""
+    """Return the post-processor that writes a token before and one after each text.
+
+    None: it writes none.
+    """
     before, after = ([] if token is None else [token] for token in around)
     if not before and not after:
         return None
 
     def sequence(name: str, type_id: int) -> list[dict[str, Any]]:
-        parts: list[dict[str, Any]] = [{"SpecialToken": {"id": text, "type_id": type_id}} for text, _ in before]
+        parts: list[dict[str, Any]] = [
+            {"SpecialToken": {"id": text, "type_id": type_id}} for text, _ in before
+        ]
         parts.append({"Sequence": {"id": name, "type_id": type_id}})
         return [*parts, *({"SpecialToken": {"id": text, "type_id": type_id}} for text, _ in after)]
 
-    special = {text: {"id": text, "ids": [id_], "tokens": [text]} for text, id_ in [*before, *after]}
+    special = {
+        text: {"id": text, "ids": [id_], "tokens": [text]} for text, id_ in [*before, *after]
+    }
     pair = [*sequence("A", 0), *sequence("B", 1)]
-    return {"type": "TemplateProcessing", "single": sequence("A", 0), "pair": pair, "special_tokens": special}
+    return {
+        "type": "TemplateProcessing",
+        "single": sequence("A", 0),
+        "pair": pair,
+        "special_tokens": special,
+    }
 
 
 def _metadata(file: mmap) -> dict[str, Any]:
@@ -304,7 +389,11 @@ def _metadata(file: mmap) -> dict[str, Any]:
         if kind != _ARRAY:
             return numbers(_FORMATS[kind])[0]
         (kind,), (count,) = numbers("I"), numbers("Q")
-        return [value(kind) for _ in range(count)] if kind in (_STRING, _ARRAY) else numbers(_FORMATS[kind], count)
+        return (
+            [value(kind) for _ in range(count)]
+            if kind in (_STRING, _ARRAY)
+            else numbers(_FORMATS[kind], count)
+        )
 
     magic, (version,), (_, count) = take(len(_MAGIC)), numbers("I"), numbers("Q", 2)
     if magic != _MAGIC or version not in _VERSIONS:

@@ -1,6 +1,7 @@
 """Whether the Hugging Face hub answers.
 
-Its libraries try an unreachable hub again and again, for every file of a model. Here it is tried once.
+Its libraries try an unreachable hub again and again, for every file of a model. Here it is tried
+once.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 def hub_failure(name: str, *, kind: str = "model") -> str | None:
     """Return why the hub cannot be reached or does not work, in one line, or None if it does.
 
-    One request, without repetition; `HF_HUB_ETAG_TIMEOUT` limits its time, and `HF_HUB_OFFLINE` and `HF_ENDPOINT` are
-    obeyed.
+    One request, without repetition; `HF_HUB_ETAG_TIMEOUT` limits its time, and `HF_HUB_OFFLINE` and
+    `HF_ENDPOINT` are obeyed.
 
     Args:
         name: of a model or data set, which need not exist.
@@ -24,7 +25,9 @@ def hub_failure(name: str, *, kind: str = "model") -> str | None:
     except HFValidationError:
         return None  # not a valid name on the hub: loading it raises the error
     except HfHubHTTPError as error:
-        status = error.response.status_code  # of any answer but these, what it means is for those who load
+        status = (
+            error.response.status_code
+        )  # of any answer but these, what it means is for those who load
         return f"status {status}" if status >= 500 else None
     except Exception as error:  # of whichever HTTP library the hub's package uses
         reason = " ".join(str(error).split())[:200]

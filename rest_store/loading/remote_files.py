@@ -1,4 +1,5 @@
-"""Files behind addresses: in object stores, on the Hugging Face hub and on web servers, by `fsspec`.
+"""Files behind addresses: in object stores, on the Hugging Face hub
+and on web servers, by `fsspec`.
 
 Credentials, endpoints, proxies and retries are those of each library.
 """
@@ -19,7 +20,13 @@ from rest_store.errors import (
 from rest_store.extras import named_extras
 from rest_store.loading.hub import hub_failure
 
-PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "https": "aiohttp", "http": "aiohttp"}
+PACKAGES = {
+    "s3": "s3fs",
+    "gs": "gcsfs",
+    "hf": "huggingface_hub",
+    "https": "aiohttp",
+    "http": "aiohttp",
+}
 """What reads the addresses of each scheme."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PIECE_BYTES = 8 << 20  # of one request
@@ -61,7 +68,8 @@ class RemoteFiles:
     """Reads the files of a datastore below an address; a `rest_store.datastore.fetch.FileReader`.
 
     Args:
-        location: address of its directory. A web server has to answer requests for a range of a file.
+        location: address of its directory. A web server has to answer requests for a range of a
+            file.
 
     Raises:
         FetchError: there is no such scheme.
@@ -83,17 +91,23 @@ class RemoteFiles:
         """
         require_hub(self.location, FetchError)
         try:
-            with self._system.open(f"{self.location}/{name}", block_size=_PIECE_BYTES, cache_type="none") as file:
+            with self._system.open(
+                f"{self.location}/{name}", block_size=_PIECE_BYTES, cache_type="none"
+            ) as file:
                 file.seek(offset)
                 while piece := file.read(_PIECE_BYTES):
                     yield piece
         except Exception as error:  # those of the libraries have no common base
             failure: BaseException = error
-            if isinstance(error, FileNotFoundError):  # `fsspec` says so of whatever a web server answers, or does not
+            if isinstance(
+                error, FileNotFoundError
+            ):  # `fsspec` says so of whatever a web server answers, or does not
                 failure = error.__cause__ or error
             if isinstance(failure, FileNotFoundError) or getattr(failure, "status", 0) == 404:
                 found, expected = f"without {name}", "complete"
-                raise DatastoreNotFoundError(describe(self.location, "datastore", found, expected)) from error
+                raise DatastoreNotFoundError(
+                    describe(self.location, "datastore", found, expected)
+                ) from error
             reason = getattr(failure, "strerror", None) or first_line(failure)
             raise FetchError(f"{self.location}: {name} cannot be read ({reason})") from error
 

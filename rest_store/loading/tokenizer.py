@@ -1,7 +1,8 @@
-"""Loading a tokenizer, wherever one is asked for: an object, a file, a directory, or a name on the Hugging Face hub.
+"""Loading a tokenizer, wherever one is asked for: an object, a file,
+a directory, or a name on the Hugging Face hub.
 
-A `tokenizer.json` and most `.gguf` files need only `tokenizers`. A directory of `transformers` and a name on the hub
-are loaded by `transformers`, as generation will load them.
+A `tokenizer.json` and most `.gguf` files need only `tokenizers`. A directory of `transformers` and
+a name on the hub are loaded by `transformers`, as generation will load them.
 """
 
 from __future__ import annotations
@@ -48,19 +49,23 @@ def load_tokenizer(tokenizer: object) -> LoadedTokenizer:
     """Load a tokenizer.
 
     Args:
-        tokenizer: a `tokenizer.json` (the chat template and the special tokens are in `tokenizer_config.json` and
-            `chat_template.jinja` beside it), a `.gguf` file, a directory with a tokenizer, or a name on the Hugging
-            Face hub. Code that comes with a tokenizer is never run. Or a tokenizer of `transformers` or `tokenizers`;
-            a `LoadedTokenizer` is returned as it is.
+        tokenizer: a `tokenizer.json` (the chat template and the special tokens are in
+            `tokenizer_config.json` and `chat_template.jinja` beside it), a `.gguf` file, a
+            directory with a tokenizer, or a name on the Hugging Face hub. Code that comes with a
+            tokenizer is never run. Or a tokenizer of `transformers` or `tokenizers`; a
+            `LoadedTokenizer` is returned as it is.
 
     Raises:
-        TokenizerLoadError: there is no such tokenizer, or it has no `tokenizer.json` form, as those in pure Python.
+        TokenizerLoadError: there is no such tokenizer, or it has no `tokenizer.json` form, as those
+            in pure Python.
         MissingExtraError: a package is not installed.
     """
     if isinstance(tokenizer, LoadedTokenizer):
         return tokenizer
     if not isinstance(tokenizer, str | os.PathLike):
-        return _serialized(tokenizer, str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__))
+        return _serialized(
+            tokenizer, str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
+        )
     name = os.fspath(tokenizer)
     if not name:  # which would be the working directory
         raise TokenizerLoadError(describe("tokenizer", "name", "empty", _EXPECTED))
@@ -69,7 +74,9 @@ def load_tokenizer(tokenizer: object) -> LoadedTokenizer:
         if path.is_file():
             return _from_gguf(path, name) if is_gguf(path) else _from_file(path, name)
         if path.is_dir():
-            is_configured = (path / "tokenizer_config.json").is_file() or (path / "config.json").is_file()
+            is_configured = (path / "tokenizer_config.json").is_file() or (
+                path / "config.json"
+            ).is_file()
             if (path / "tokenizer.json").is_file() and not is_configured:
                 return _from_file(path / "tokenizer.json", name)
             _require_sentencepiece(path, name)
@@ -77,7 +84,9 @@ def load_tokenizer(tokenizer: object) -> LoadedTokenizer:
     except OSError as error:
         if isinstance(error, TokenizerLoadError):
             raise
-        raise TokenizerLoadError(f"{name}: the tokenizer cannot be read ({error.strerror})") from error
+        raise TokenizerLoadError(
+            f"{name}: the tokenizer cannot be read ({error.strerror})"
+        ) from error
     if _is_path(name):
         raise TokenizerLoadError(describe(name, "tokenizer", "absent", _EXPECTED))
     return _from_hub(name)
@@ -91,7 +100,9 @@ def _from_file(path: Path, name: str) -> LoadedTokenizer:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         kind = "not GGUF" if path.suffix == ".gguf" else "not UTF-8"
-        raise TokenizerLoadError(describe(name, "tokenizer", f"a file of another kind ({kind})", expected)) from None
+        raise TokenizerLoadError(
+            describe(name, "tokenizer", f"a file of another kind ({kind})", expected)
+        ) from None
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises Exception itself
@@ -103,7 +114,9 @@ def _from_file(path: Path, name: str) -> LoadedTokenizer:
         try:
             template = jinja.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            raise TokenizerLoadError(describe(jinja, "chat template", "not UTF-8", "a UTF-8 text file")) from None
+            raise TokenizerLoadError(
+                describe(jinja, "chat template", "not UTF-8", "a UTF-8 text file")
+            ) from None
     named = {key: _token_text(value) for key, value in config.items() if key.endswith("_token")}
     special = {key: token for key, token in named.items() if token is not None}
     serialized = str(backend.to_str())
@@ -144,15 +157,23 @@ def _from_transformers(name: str, location: str, **options: Any) -> LoadedTokeni
 
 
 def _require_sentencepiece(directory: Path, name: str) -> None:
-    """Raise TokenizerLoadError if a directory has nothing but a file of SentencePiece, and no package can read it."""
-    if (directory / "tokenizer.json").is_file() or importlib.util.find_spec("sentencepiece") is not None:
+    """Raise TokenizerLoadError if a directory has nothing but a
+    file of SentencePiece, and no package can read it.
+    """
+    if (directory / "tokenizer.json").is_file() or importlib.util.find_spec(
+        "sentencepiece"
+    ) is not None:
         return
     for path in sorted(directory.glob("*.model")):
         with path.open("rb") as file:
-            is_sentencepiece = file.read(1) == b"\n"  # its first field; files of tiktoken are lines of base64
+            is_sentencepiece = (
+                file.read(1) == b"\n"
+            )  # its first field; files of tiktoken are lines of base64
         if is_sentencepiece:
             problem = f"a file of SentencePiece alone ('{path.name}')"
-            expected = "a tokenizer.json, or the packages that read it: pip install sentencepiece protobuf"
+            expected = (
+                "a tokenizer.json, or the packages that read it: pip install sentencepiece protobuf"
+            )
             raise TokenizerLoadError(describe(name, "tokenizer", problem, expected))
 
 
@@ -164,7 +185,11 @@ def _other_kind(text: str, path: Path) -> str:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return "a file of another kind (not JSON)"
-    return "" if isinstance(value, dict) and "model" in value else "JSON of another kind (without a 'model')"
+    return (
+        ""
+        if isinstance(value, dict) and "model" in value
+        else "JSON of another kind (without a 'model')"
+    )
 
 
 def _serialized(tokenizer: object, name: str) -> LoadedTokenizer:
@@ -173,12 +198,18 @@ def _serialized(tokenizer: object, name: str) -> LoadedTokenizer:
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     serialize = getattr(backend, "to_str", None) or getattr(backend, "to_json", None)
     if not callable(serialize):
-        raise TokenizerLoadError(describe(name, "tokenizer", f"a {kind}", "a fast tokenizer (with a tokenizer.json)"))
+        raise TokenizerLoadError(
+            describe(name, "tokenizer", f"a {kind}", "a fast tokenizer (with a tokenizer.json)")
+        )
     try:
         text = str(serialize())
-    except Exception as error:  # of `tokenizers`, which has no class of its own: a part is written in Python
+    except (
+        Exception
+    ) as error:  # of `tokenizers`, which has no class of its own: a part is written in Python
         found = f"a {kind} without a tokenizer.json ({error})"
-        raise TokenizerLoadError(describe(name, "tokenizer", found, "one that can be serialized")) from error
+        raise TokenizerLoadError(
+            describe(name, "tokenizer", found, "one that can be serialized")
+        ) from error
     named = getattr(tokenizer, "special_tokens_map", {})
     special = {key: str(token) for key, token in named.items() if isinstance(token, str)}
     template = _default_template(getattr(tokenizer, "chat_template", None))
@@ -193,16 +224,26 @@ def _neighbouring_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise TokenizerLoadError(describe(config_path, "content", f"not JSON ({error})", "a JSON object")) from error
+        raise TokenizerLoadError(
+            describe(config_path, "content", f"not JSON ({error})", "a JSON object")
+        ) from error
     if not isinstance(config, dict):
-        raise TokenizerLoadError(describe(config_path, "content", f"a {type(config).__name__}", "a JSON object"))
+        raise TokenizerLoadError(
+            describe(config_path, "content", f"a {type(config).__name__}", "a JSON object")
+        )
     return config
 
 
 def _default_template(template: object) -> str | None:
-    """Return the template itself, or the one named "default" of several (a mapping, or a list of name and template)."""
+    """Return the template itself, or the one named "default" of
+    several (a mapping, or a list of name and template).
+    """
     if isinstance(template, list):
-        named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
+        named = (
+            entry
+            for entry in template
+            if isinstance(entry, dict) and entry.get("name") == "default"
+        )
         template = next(named, {}).get("template")
     elif isinstance(template, dict):
         template = template.get("default")
@@ -210,7 +251,9 @@ def _default_template(template: object) -> str | None:
 
 
 def _token_text(value: object) -> str | None:
-    """Return the text of a token in `tokenizer_config.json`: a string, or an object with `content`."""
+    """Return the text of a token in `tokenizer_config.json`:
+    a string, or an object with `content`.
+    """
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
@@ -218,4 +261,8 @@ def _token_text(value: object) -> str | None:
 
 def _is_path(name: str) -> bool:
     """Whether this is a path, not a name on the hub (`name` or `owner/name`)."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith((".json", ".gguf", ".model", "/"))
+    return (
+        name.startswith((".", "/", "~"))
+        or name.count("/") > 1
+        or name.endswith((".json", ".gguf", ".model", "/"))
+    )

@@ -13,7 +13,8 @@ from typing import Any
 def document(title: str, body: str, *, style: str = "", script: str = "", data: Any = None) -> str:
     """Return a whole page.
 
-    A policy in its head lets a browser load nothing and run no script but `script`, even if `body` held another one.
+    A policy in its head lets a browser load nothing and run no script but `script`, even if `body`
+    held another one.
 
     Args:
         title: of the page, as text.
@@ -26,7 +27,11 @@ def document(title: str, body: str, *, style: str = "", script: str = "", data: 
     if script:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy += f"; script-src 'sha256-{digest}'"
-    embedded = f'<script type="application/json" id="data">{_embedded(data)}</script>\n' if data is not None else ""
+    embedded = (
+        f'<script type="application/json" id="data">{_embedded(data)}</script>\n'
+        if data is not None
+        else ""
+    )
     run = f"<script>{script}</script>\n" if script else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -45,4 +50,6 @@ def packaged(package: str, name: str) -> str:
 
 def _embedded(data: Any) -> str:
     """Return `data` as JSON without the character that could end the element around it."""
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )

@@ -1,4 +1,7 @@
-"""Where a service listens: `HOST:PORT` or `unix:/path`, and whether other machines can reach it; names in messages."""
+"""Where a service listens: `HOST:PORT` or `unix:/path`, and whether other machines can reach it.
+
+Names in messages.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import TypeGuard
 from rest_store.errors import ServeError, describe
 
 _TCP = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/\s]+):(\d{1,5})")
-_LONGEST_PATH = 107  # bytes of a Unix socket's path on Linux
+_MAX_PATH_BYTES = 107  # bytes of a Unix socket's path on Linux
 
 
 @dataclass(frozen=True)
@@ -35,24 +38,35 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, what: str = "address") -> Address:
-        """Read an address, `HOST:PORT` or `unix:/path`; raise ServeError, with `what` in its message, for another."""
+        """Read an address, `HOST:PORT` or `unix:/path`.
+
+        Raise ServeError, with `what` in its message, for another.
+        """
         if text.startswith("unix:"):
             path = Path(text.removeprefix("unix:").removeprefix("//"))
-            if not path.is_absolute() or "%" in text or not text.isprintable():  # gRPC takes UTF-8, and decodes %41
+            if (
+                not path.is_absolute() or "%" in text or not text.isprintable()
+            ):  # gRPC takes UTF-8, and decodes %41
                 expected = "unix: and an absolute path, printable and without %"
                 raise ServeError(describe("service", what, ascii(text), expected))
-            if len(str(path).encode()) > _LONGEST_PATH:
-                expected = f"a path of at most {_LONGEST_PATH} bytes"
-                raise ServeError(describe("service", what, f"{len(str(path).encode())} bytes long", expected))
+            if len(str(path).encode()) > _MAX_PATH_BYTES:
+                expected = f"a path of at most {_MAX_PATH_BYTES} bytes"
+                raise ServeError(
+                    describe("service", what, f"{len(str(path).encode())} bytes long", expected)
+                )
             return cls(f"unix:{path}", path=path)
         match = _TCP.fullmatch(text) if text.isascii() and text.isprintable() else None
         if match is None or int(match[2]) > 65_535:
-            raise ServeError(describe("service", what, ascii(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
+            raise ServeError(
+                describe("service", what, ascii(text), "HOST:PORT, [IPv6]:PORT or unix:/path")
+            )
         return cls(text, host=match[1].strip("[]"), port=int(match[2]))
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it: a Unix socket, or a host with loopback addresses alone."""
+        """Whether only this machine can reach it: a Unix socket, or
+        a host with loopback addresses alone.
+        """
         return self.host is None or _is_loopback(self.host)
 
     def with_port(self, port: int) -> Address:
@@ -62,16 +76,20 @@ class Address:
         return Address(f"{host}:{port}", host=self.host, port=port)
 
     def require_free(self) -> Address:
-        """Return the address, with a port that is free if it was 0; raise ServeError that says why it cannot be bound.
+        """Return the address, with a port that is free if it was 0.
 
-        gRPC itself would not say why, and takes a Unix socket from the process that listens there. A socket file left
-        behind does not matter.
+        Raise ServeError that says why it cannot be bound.
+
+        gRPC itself would not say why, and takes a Unix socket from the process that listens there.
+        A socket file left behind does not matter.
         """
         try:
             if self.path is not None:
                 self._require_free_path(self.path)
                 return self
-            family, kind, _, _, where = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            family, kind, _, _, where = socket.getaddrinfo(
+                self.host, self.port, type=socket.SOCK_STREAM
+            )[0]
             with socket.socket(family, kind) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
@@ -79,7 +97,9 @@ class Address:
         except OSError as error:
             if isinstance(error, ServeError):
                 raise
-            raise ServeError(f"service: address {self.text} cannot be bound ({error.strerror})") from None
+            raise ServeError(
+                f"service: address {self.text} cannot be bound ({error.strerror})"
+            ) from None
 
     @staticmethod
     def _require_free_path(path: Path) -> None:

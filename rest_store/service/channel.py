@@ -1,4 +1,6 @@
-"""How a service is reached: addresses, certificates, tokens, and the gRPC channels made from them."""
+"""How a service is reached: addresses, certificates,
+tokens, and the gRPC channels made from them.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,12 @@ from typing import Any, TypeAlias
 import grpc
 
 from rest_store.datastore.validation import real
-from rest_store.errors import LimitError, ServeError, ServiceError, TargetError, describe
+from rest_store.errors import ArgumentError, ServeError, ServiceError, describe
 from rest_store.service.address import Address, is_name
 from rest_store.service.tokens import TOKEN_EXPECTED, is_token
 
-# Each client has a connection of its own. It reconnects soon after a restart, and notices silent peers.
+# Each client has a connection of its own. It reconnects soon after a restart, and notices silent
+# peers.
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -40,8 +43,10 @@ class Tls:
     """Certificates for reaching a service.
 
     Attributes:
-        ca: PEM file of the authorities that may have signed the service's certificate; None: those of gRPC.
-        certificate: PEM file of the client's certificate, where the service requires one (mutual TLS).
+        ca: PEM file of the authorities that may have signed the service's certificate; None: those
+            of gRPC.
+        certificate: PEM file of the client's certificate, where the service requires one (mutual
+            TLS).
         key: PEM file of the client's private key.
         server_name: name in the service's certificate, if it is not the host of the address.
     """
@@ -53,15 +58,23 @@ class Tls:
 
 
 def target_of(text: object) -> str:
-    """Return an address as gRPC takes it; raise TargetError if it is neither `HOST:PORT` nor `unix:/path`."""
+    """Return an address as gRPC takes it.
+
+    Raise ArgumentError if it is neither `HOST:PORT` nor `unix:/path`.
+    """
     if isinstance(text, str):
         with suppress(ServeError):
             return Address.parse(text).text
-    raise TargetError(describe("client", "target", ascii(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
+    raise ArgumentError(
+        describe("client", "target", ascii(text), "HOST:PORT, [IPv6]:PORT or unix:/path")
+    )
 
 
 def split_location(location: str) -> tuple[str, str | None]:
-    """Return the targets and the datastore in `HOST:PORT/NAME` or `unix:/path#NAME`; None where there is no name."""
+    """Return the targets and the datastore in `HOST:PORT/NAME` or `unix:/path#NAME`.
+
+    None where there is no name.
+    """
     targets, _, name = location.partition("#" if "unix:" in location else "/")
     return targets, name or None
 
@@ -73,12 +86,14 @@ def target_groups(targets: Targets) -> list[list[str]]:
         targets: as for `DatastoreClient`.
 
     Raises:
-        TargetError: an address is invalid, or there are none.
+        ArgumentError: an address is invalid, or there are none.
     """
     parts: Sequence[object] = [targets]
     if isinstance(targets, str):
         parts = targets.split(";")
-    elif isinstance(targets, list | tuple) and any(isinstance(part, list | tuple) for part in targets):
+    elif isinstance(targets, list | tuple) and any(
+        isinstance(part, list | tuple) for part in targets
+    ):
         parts = targets
     return [_addresses(part) for part in parts]
 
@@ -87,7 +102,9 @@ def _addresses(part: object) -> list[str]:
     endpoints = part.split(",") if isinstance(part, str) else part
     if not isinstance(endpoints, list | tuple) or not endpoints:
         found = "empty" if isinstance(endpoints, list | tuple) else f"a {type(endpoints).__name__}"
-        raise TargetError(describe("client", "targets", found, "an address, or addresses for each part"))
+        raise ArgumentError(
+            describe("client", "targets", found, "an address, or addresses for each part")
+        )
     return [target_of(endpoint) for endpoint in endpoints]
 
 
@@ -99,25 +116,36 @@ class Dialer:
         tls: certificates, or None for no TLS.
 
     Raises:
-        TargetError: `tls` is of another type, its files or its name cannot be used, or the token is invalid.
+        ArgumentError: `tls` is of another type, its files or its name cannot be used, or the token
+            is invalid.
     """
 
     def __init__(self, token: str | None, tls: Tls | None) -> None:
         if token is not None and not is_token(token):
-            raise TargetError(describe("client", "token", "not a token", TOKEN_EXPECTED))
+            raise ArgumentError(describe("client", "token", "not a token", TOKEN_EXPECTED))
         if not isinstance(tls, Tls | None):
-            raise TargetError(describe("client", "tls", type(tls).__name__, "a Tls or None"))
+            raise ArgumentError(describe("client", "tls", type(tls).__name__, "a Tls or None"))
         self.metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
         self._credentials: grpc.ChannelCredentials | None = None
         self._options = list(_OPTIONS)
         if tls is not None:
             if (tls.certificate is None) != (tls.key is None):
-                raise TargetError(describe("client", "certificate", "without its other half", "certificate and key"))
-            certificate, key, ca = read_certificates(tls.certificate, tls.key, tls.ca, TargetError)
+                raise ArgumentError(
+                    describe(
+                        "client", "certificate", "without its other half", "certificate and key"
+                    )
+                )
+            certificate, key, ca = read_certificates(
+                tls.certificate, tls.key, tls.ca, ArgumentError
+            )
             self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
             if tls.server_name is not None:
                 if not is_name(tls.server_name):
-                    raise TargetError(describe("client", "server_name", ascii(tls.server_name), "the name of a host"))
+                    raise ArgumentError(
+                        describe(
+                            "client", "server_name", ascii(tls.server_name), "the name of a host"
+                        )
+                    )
                 self._options.append(("grpc.ssl_target_name_override", tls.server_name))
 
     def connect(self, target: str) -> grpc.Channel:
@@ -132,23 +160,35 @@ class Dialer:
 
 
 def seconds_of(timeout: float) -> float:
-    """Return a timeout; raise LimitError unless it is a positive number of seconds, up to about eleven days."""
+    """Return a timeout.
+
+    Raise ArgumentError unless it is a positive number of seconds, up to about eleven days.
+    """
     seconds = real(timeout)
     if not 0 < seconds < 1e6:
-        raise LimitError(describe("client", "timeout", repr(timeout), "seconds, more than 0 and less than 1000000"))
+        raise ArgumentError(
+            describe(
+                "client", "timeout", repr(timeout), "seconds, more than 0 and less than 1000000"
+            )
+        )
     return seconds
 
 
 def read_certificates(
-    certificate: str | Path | None, key: str | Path | None, authority: str | Path | None, error: type[ServiceError]
+    certificate: str | Path | None,
+    key: str | Path | None,
+    authority: str | Path | None,
+    error: type[ServiceError],
 ) -> tuple[bytes | None, bytes | None, bytes | None]:
-    """Return the content of PEM files, None for None. gRPC itself would only say that no connection can be made.
+    """Return the content of PEM files, None for None. gRPC itself
+    would only say that no connection can be made.
 
     Args:
         certificate: a certificate, with its chain.
         key: its unencrypted key; None without a certificate.
         authority: certificates of authorities.
-        error: raised if a file cannot be read, holds something else, or the key is that of another certificate.
+        error: raised if a file cannot be read, holds something else, or the key is that of another
+            certificate.
     """
     files = (certificate, key, authority)
     read = _read(certificate, error), _read(key, error), _read(authority, error)
@@ -162,7 +202,9 @@ def read_certificates(
         where = ", ".join(str(path) for path in files if path is not None)
         found = f"unusable ({getattr(failure, 'reason', None) or failure})"
         raise error(
-            describe(where, "certificate", found, "PEM files of a certificate and its unencrypted key")
+            describe(
+                where, "certificate", found, "PEM files of a certificate and its unencrypted key"
+            )
         ) from None
     return read
 
@@ -174,4 +216,6 @@ def _read(path: str | Path | None, error: type[ServiceError]) -> bytes | None:
     try:
         return Path(path).read_bytes()
     except OSError as failure:
-        raise error(describe(path, "file", f"unreadable ({failure.strerror or failure})", "a PEM file")) from None
+        raise error(
+            describe(path, "file", f"unreadable ({failure.strerror or failure})", "a PEM file")
+        ) from None

@@ -1,7 +1,7 @@
 """Errors between service and client: the tables in docs/reference/protocol.md, in both directions.
 
-Each of our errors that a request can meet travels as a gRPC status with a google.rpc.ErrorInfo, whose `reason` tells
-errors with the same status code apart.
+Each of our errors that a request can meet travels as a gRPC status with a google.rpc.ErrorInfo,
+whose `reason` tells errors with the same status code apart.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Status(NamedTuple):
 
 STATUSES = (
     Status("CONTEXT_TYPE", "INVALID_ARGUMENT", errors.ContextTypeError),
-    Status("EMPTY_CONTEXT", "INVALID_ARGUMENT", errors.EmptyContextError),
-    Status("TOKEN_RANGE", "INVALID_ARGUMENT", errors.TokenRangeError),
-    Status("LIMIT", "INVALID_ARGUMENT", errors.LimitError),
+    Status("EMPTY_CONTEXT", "INVALID_ARGUMENT", errors.QueryError),
+    Status("TOKEN_RANGE", "INVALID_ARGUMENT", errors.QueryError),
+    Status("LIMIT", "INVALID_ARGUMENT", errors.ArgumentError),
     Status("DOCUMENT", "INVALID_ARGUMENT", errors.DocumentError),
-    Status("MESSAGE_ORDER", "FAILED_PRECONDITION", errors.MessageOrderError),
+    Status("MESSAGE_ORDER", "FAILED_PRECONDITION", errors.ProtocolError),
     Status("TOKENIZER_MISMATCH", "FAILED_PRECONDITION", errors.TokenizerMismatchError),
-    Status("WRONG_KIND", "FAILED_PRECONDITION", errors.LiveFormatError),
+    Status("WRONG_KIND", "FAILED_PRECONDITION", errors.DatastoreFormatError),
     Status("NO_SUCH_FILE", "NOT_FOUND", errors.FetchError),
     Status("UNKNOWN_DATASTORE", "NOT_FOUND", errors.UnknownDatastoreError),
     Status("OVERLOADED", "RESOURCE_EXHAUSTED", errors.OverloadedError),
@@ -46,7 +46,7 @@ STATUSES = (
     Status("PERMISSION_DENIED", "PERMISSION_DENIED", errors.PermissionDeniedError),
     Status("DRAINING", "UNAVAILABLE", errors.ServiceUnavailableError),
     Status("DATASTORE_UNAVAILABLE", "UNAVAILABLE", errors.DatastoreUnavailableError),
-    Status("INTERNAL", "INTERNAL", errors.ServiceInternalError),
+    Status("INTERNAL", "INTERNAL", errors.ServiceError),
 )
 _BY_REASON = {status.reason: status for status in STATUSES}
 
@@ -59,8 +59,8 @@ _BY_CODE: dict[str, tuple[type[RestStoreError], str]] = {
     "UNAUTHENTICATED": (errors.AuthenticationError, "service does not accept this client"),
     "PERMISSION_DENIED": (errors.AuthenticationError, "service does not accept this client"),
     "RESOURCE_EXHAUSTED": (errors.OverloadedError, "service is overloaded"),
-    "INTERNAL": (errors.ServiceInternalError, "service failed internally"),
-    "UNKNOWN": (errors.ServiceInternalError, "service failed internally"),
+    "INTERNAL": (errors.ServiceError, "service failed internally"),
+    "UNKNOWN": (errors.ServiceError, "service failed internally"),
 }
 
 # What gRPC says of a connection that cannot be made, and what that means.
@@ -69,16 +69,23 @@ _CONNECTIONS = {
     "lookup failed": "no such host",
     "No such file or directory": "there is no such socket",
     "WRONG_VERSION_NUMBER": "it does not speak TLS: leave out tls= and the options --tls...",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted: name its authority with --tls-ca, or tls=Tls(ca)",
+    "CERTIFICATE_VERIFY_FAILED": (
+        "its certificate is not trusted: name its authority with --tls-ca, or tls=Tls(ca)"
+    ),
     "Hostname Verification": "its certificate is for another name: give it with --tls-server-name",
-    ": Socket closed": "it hung up: if it speaks TLS, name its authority with --tls-ca, or tls=Tls(ca), "
-    "and a client certificate where it requires one",
+    ": Socket closed": (
+        "it hung up: if it speaks TLS, name its authority with --tls-ca, or tls=Tls(ca), "
+        "and a client certificate where it requires one"
+    ),
 }
 _MAYBE_PROXY = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # of a service, or of a proxy before it
 
 
 def status_of(error: BaseException) -> Status:
-    """Return the row of `error`, by its class or the nearest above it; INTERNAL for what is not in the table."""
+    """Return the row of `error`, by its class or the nearest above it.
+
+    INTERNAL for what is not in the table.
+    """
     for base in type(error).__mro__:
         for status in STATUSES:
             if status.error is base:
@@ -97,20 +104,31 @@ def error_of_call(target: str, failure: Any) -> RestStoreError:
         return status.error(details)
     if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
         return errors.MessageSizeError(f"{target}: message is too large ({details})")
-    if code == "CANCELLED" and details in ("", code):  # all that gRPC says when it drops a call that waits
-        return errors.OverloadedError(f"{target}: service is overloaded and dropped the call unread")
+    if code == "CANCELLED" and details in (
+        "",
+        code,
+    ):  # all that gRPC says when it drops a call that waits
+        return errors.OverloadedError(
+            f"{target}: service is overloaded and dropped the call unread"
+        )
     if code in _BY_CODE:
         error, message = _BY_CODE[code]
         if code == "UNAVAILABLE":
-            details = next((meaning for said, meaning in _CONNECTIONS.items() if said in details), details)
+            details = next(
+                (meaning for said, meaning in _CONNECTIONS.items() if said in details), details
+            )
         if code in _MAYBE_PROXY and (proxy := proxy_of(target)) is not None:
             target = f"{target}, through the proxy {proxy}"
         return error(f"{target}: {message} ({details})" if details else f"{target}: {message}")
-    return errors.ProtocolError(describe(target, "status", f"{code} ({details})", "one of a datastore service"))
+    return errors.ProtocolError(
+        describe(target, "status", f"{code} ({details})", "one of a datastore service")
+    )
 
 
 def _reason(metadata: Iterable[Any] | None) -> str:
-    """Return the `reason` of our google.rpc.ErrorInfo, or an empty text if there is none that can be read."""
+    """Return the `reason` of our google.rpc.ErrorInfo, or an empty
+    text if there is none that can be read.
+    """
     for key, value in metadata or ():
         if key != DETAILS_KEY:
             continue

@@ -22,18 +22,34 @@ _OPTIONS = (
         "--token-file",
         metavar="FILE",
         type=FILE,
-        help=f"File of bearer tokens, one a line: the first is sent; without the option, that of {TOKEN_VARIABLE}.",
+        help=(
+            "File of bearer tokens, one a line: the first is sent; without the option, that of"
+            f" {TOKEN_VARIABLE}."
+        ),
     ),
-    click.option("--tls", is_flag=True, help="Reach the service through TLS; the other TLS options imply it."),
-    click.option("--tls-ca", metavar="FILE", type=FILE, help="PEM file of the authority of the service's certificate."),
+    click.option(
+        "--tls", is_flag=True, help="Reach the service through TLS; the other TLS options imply it."
+    ),
+    click.option(
+        "--tls-ca",
+        metavar="FILE",
+        type=FILE,
+        help="PEM file of the authority of the service's certificate.",
+    ),
     click.option(
         "--tls-cert",
         metavar="FILE",
         type=FILE,
         help="PEM file of one's own certificate, with its chain: where the service requires one.",
     ),
-    click.option("--tls-key", metavar="FILE", type=FILE, help="PEM file of the key of one's own certificate."),
-    click.option("--tls-server-name", metavar="NAME", help="Name in the service's certificate, if not the host."),
+    click.option(
+        "--tls-key", metavar="FILE", type=FILE, help="PEM file of the key of one's own certificate."
+    ),
+    click.option(
+        "--tls-server-name",
+        metavar="NAME",
+        help="Name in the service's certificate, if not the host.",
+    ),
 )
 
 
@@ -52,8 +68,15 @@ class Access:
     tls_server_name: str | None
 
     def arguments(self) -> dict[str, Any]:
-        """Return `token` and `tls` as clients take them; raise ServeError for a file that holds no token."""
-        token = grants_in(self.token_file)[0].token if self.token_file is not None else os.environ.get(TOKEN_VARIABLE)
+        """Return `token` and `tls` as clients take them.
+
+        Raise ServeError for a file that holds no token.
+        """
+        token = (
+            grants_in(self.token_file)[0].token
+            if self.token_file is not None
+            else os.environ.get(TOKEN_VARIABLE)
+        )
         return {"token": token or None, "tls": self._tls()}
 
     def _tls(self) -> Tls | None:
@@ -68,7 +91,10 @@ class Access:
 def timeout_option(default: float) -> Decorator[Any]:
     """Return `--timeout`."""
     return click.option(
-        "--timeout", metavar="SECONDS", default=default, help="Service only: time to wait for an answer."
+        "--timeout",
+        metavar="SECONDS",
+        default=default,
+        help="Service only: time to wait for an answer.",
     )
 
 

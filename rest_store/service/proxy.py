@@ -1,7 +1,8 @@
-"""The HTTP proxy that gRPC takes from the environment: whose connections go through it, for messages.
+"""The HTTP proxy that gRPC takes from the environment: whose
+connections go through it, for messages.
 
-gRPC reads these variables itself (`src/core/handshaker/http_connect/http_proxy_mapper.cc`). What is here says the same
-in words: a proxy that is down looks like a service that is down.
+gRPC reads these variables itself (`src/core/handshaker/http_connect/http_proxy_mapper.cc`). What is
+here says the same in words: a proxy that is down looks like a service that is down.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ from urllib.parse import urlsplit
 
 from rest_store.service.address import Address
 
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # the first that is set counts, even if it is empty
+_PROXIES = (
+    "grpc_proxy",
+    "https_proxy",
+    "http_proxy",
+)  # the first that is set counts, even if it is empty
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")  # likewise
 
 
 def proxy_of(target: str) -> str | None:
-    """Return the proxy between this process and `target` and the variable that names it; None without a proxy.
+    """Return the proxy between this process and `target` and the variable that names it.
+
+    None without a proxy.
 
     Args:
         target: `HOST:PORT` or `unix:/path`.
 
     Returns:
-        Such as "10.0.0.1:3128 (http_proxy)"; never the user and password that the variable may hold.
+        Such as "10.0.0.1:3128 (http_proxy)"; never the user and password that the variable may
+        hold.
     """
     address = Address.parse(target)
     if address.is_local or address.host is None:
@@ -42,7 +50,9 @@ def proxy_of(target: str) -> str | None:
 
 
 def _covers(exception: str, host: str) -> bool:
-    """Whether an entry of `no_proxy` covers a host: the end of its name, or a network that its address is in."""
+    """Whether an entry of `no_proxy` covers a host: the end of its
+    name, or a network that its address is in.
+    """
     if not exception:
         return False
     if host.lower().endswith(exception.lower()):

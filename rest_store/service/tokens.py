@@ -11,7 +11,7 @@ from rest_store.errors import AuthenticationError, PermissionDeniedError, ServeE
 
 TOKEN_VARIABLE = "REST_STORE_TOKEN"
 TOKEN_EXPECTED = "1 to 4096 visible ASCII characters, no blanks"
-_LONGEST = 4096  # characters; gRPC refuses metadata of more than 8 KiB
+_MAX_TOKEN_LENGTH = 4096  # characters; gRPC refuses metadata of more than 8 KiB
 _TOKEN_ASKED = f"a bearer token of this service: token=, --token-file or {TOKEN_VARIABLE}"
 _WRITE, _NAMESPACE = "write", "namespace="
 
@@ -33,27 +33,38 @@ class Grant(NamedTuple):
         """Raise PermissionDeniedError unless the namespace `name` is one of the call's."""
         if self.namespaces is not None and name not in self.namespaces:
             expected = "one of those in the token's line of the token file"
-            raise PermissionDeniedError(describe("request", "namespace", reprlib.repr(name), expected))
+            raise PermissionDeniedError(
+                describe("request", "namespace", reprlib.repr(name), expected)
+            )
 
     def require_write(self) -> None:
         """Raise PermissionDeniedError unless the call may write."""
         if not self.may_write:
             expected = "one whose line in the token file says `write`"
-            raise PermissionDeniedError(describe("request", "token", "one that only reads", expected))
+            raise PermissionDeniedError(
+                describe("request", "token", "one that only reads", expected)
+            )
 
 
 ALL_ALLOWED = Grant("", may_write=True)  # to every call of a service that requires no token
 
 
 def is_token(token: object) -> bool:
-    """Whether `token` reaches the other side as it is in the `authorization` of a call (`TOKEN_EXPECTED`)."""
-    return isinstance(token, str) and 0 < len(token) <= _LONGEST and all("!" <= character <= "~" for character in token)
+    """Whether `token` reaches the other side as it is in the
+    `authorization` of a call (`TOKEN_EXPECTED`).
+    """
+    return (
+        isinstance(token, str)
+        and 0 < len(token) <= _MAX_TOKEN_LENGTH
+        and all("!" <= character <= "~" for character in token)
+    )
 
 
 def grants_in(path: Path) -> list[Grant]:
     """Return the grants of a file, one a line; empty lines and lines that start with # are skipped.
 
-    A line is a token, and then perhaps `write`, and `namespace=NAME` for each of those that it is limited to.
+    A line is a token, and then perhaps `write`, and `namespace=NAME` for each of those that it is
+    limited to.
 
     Raises:
         ServeError: the file cannot be read, is not UTF-8, holds no token, or a line is malformed.
@@ -62,15 +73,24 @@ def grants_in(path: Path) -> list[Grant]:
         lines = [line.strip(" \t\r") for line in path.read_bytes().decode("utf-8").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         found = f"unreadable ({getattr(error, 'strerror', None) or error})"
-        raise ServeError(describe(path, "token file", found, "a file with one token a line, in UTF-8")) from None
+        raise ServeError(
+            describe(path, "token file", found, "a file with one token a line, in UTF-8")
+        ) from None
     grants = []
     for number, line in enumerate(lines, 1):
         if line and not line.startswith("#"):
             token, *allowed = line.split()
             names = [one.removeprefix(_NAMESPACE) for one in allowed if one.startswith(_NAMESPACE)]
-            if not is_token(token) or len(names) + (_WRITE in allowed) < len(allowed):  # what the line says is a secret
-                expected = f"{TOKEN_EXPECTED}; then, after blanks, perhaps `{_WRITE}` and `{_NAMESPACE}NAME`"
-                raise ServeError(describe(path, f"line {number}", "not a token with what it allows", expected))
+            if not is_token(token) or len(names) + (_WRITE in allowed) < len(
+                allowed
+            ):  # what the line says is a secret
+                expected = (
+                    f"{TOKEN_EXPECTED}; then, after blanks, perhaps `{_WRITE}` and"
+                    f" `{_NAMESPACE}NAME`"
+                )
+                raise ServeError(
+                    describe(path, f"line {number}", "not a token with what it allows", expected)
+                )
             grants.append(Grant(token, _WRITE in allowed, frozenset(names) if names else None))
     if not grants:
         raise ServeError(describe(path, "token file", "without a token", "one token a line"))
@@ -78,10 +98,13 @@ def grants_in(path: Path) -> list[Grant]:
 
 
 class BearerTokens:
-    """The tokens that a service accepts; without any, no token is required, and every call may do everything.
+    """The tokens that a service accepts.
+
+    Without any, no token is required, and every call may do everything.
 
     Args:
-        path: a file as `grants_in` reads it, or None; of lines with the same token, the last one holds.
+        path: a file as `grants_in` reads it, or None; of lines with the same token, the last one
+            holds.
         token: a further token, from the environment, that only reads.
 
     Raises:
@@ -112,10 +135,14 @@ class BearerTokens:
         value = next((value for key, value in metadata or () if key == "authorization"), None)
         if value is None:
             raise AuthenticationError(describe("request", "authorization", "absent", _TOKEN_ASKED))
-        scheme, _, token = (value if isinstance(value, str) else value.decode("latin-1")).partition(" ")
+        scheme, _, token = (value if isinstance(value, str) else value.decode("latin-1")).partition(
+            " "
+        )
         grant = self._grants.get(_digest(token.strip()))
         if grant is None or scheme.lower() != "bearer":
-            raise AuthenticationError(describe("request", "authorization", "not accepted", _TOKEN_ASKED))
+            raise AuthenticationError(
+                describe("request", "authorization", "not accepted", _TOKEN_ASKED)
+            )
         return grant
 
 

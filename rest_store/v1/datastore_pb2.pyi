@@ -16,7 +16,7 @@ class Selection(_message.Message):
     namespace: str
     def __init__(self, datastores: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
 
-class DraftLimits(_message.Message):
+class TreeLimits(_message.Message):
     __slots__ = ("max_nodes", "max_suffix", "max_depth")
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
@@ -48,9 +48,9 @@ class DraftRequest(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     CONTEXTS_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
-    limits: DraftLimits
+    limits: TreeLimits
     contexts: _containers.RepeatedCompositeFieldContainer[Context]
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., limits: _Optional[_Union[DraftLimits, _Mapping]] = ..., contexts: _Optional[_Iterable[_Union[Context, _Mapping]]] = ...) -> None: ...
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., limits: _Optional[_Union[TreeLimits, _Mapping]] = ..., contexts: _Optional[_Iterable[_Union[Context, _Mapping]]] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
     __slots__ = ("trees",)
@@ -65,8 +65,8 @@ class DraftSessionRequest(_message.Message):
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     open: SessionOpening
     accepted: _containers.RepeatedCompositeFieldContainer[Accepted]
-    draft: TreeRequest
-    def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ...) -> None: ...
+    draft: DraftOptions
+    def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[DraftOptions, _Mapping]] = ...) -> None: ...
 
 class SessionOpening(_message.Message):
     __slots__ = ("selection", "tokens", "prompt_lookup", "recycled_logits", "fixed_calibration", "references")
@@ -102,7 +102,7 @@ class Accepted(_message.Message):
     node_top_k: TopK
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., node_top_k: _Optional[_Union[TopK, _Mapping]] = ...) -> None: ...
 
-class TreeRequest(_message.Message):
+class DraftOptions(_message.Message):
     __slots__ = ("max_nodes", "costs", "chain")
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]

@@ -24,7 +24,9 @@ def test_rest_drafts_from_the_longest_match_of_all_datastores(tmp_path: Path) ->
     for name, document in (("first", [3, 4, 5]), ("second", [1, 2, 3, 4, 6])):
         stores.append(open_datastore(tmp_path / name, Corpus(300, [[document]])))
     for max_suffix, token in ((16, 6), (2, 5)):
-        assert RestRule(stores, [1, 2, 3, 4], max_suffix=max_suffix).draft(4).tokens.tolist() == [token]
+        assert RestRule(stores, [1, 2, 3, 4], max_suffix=max_suffix).draft(4).tokens.tolist() == [
+            token
+        ]
     rule = RestRule(stores[1:], [*range(40, 80), 1, 2])
     rule.accept([3])
     assert rule.draft(24) == stores[1].draft([1, 2, 3], max_nodes=24)

@@ -50,17 +50,26 @@ def test_sources_of_a_replay_are_bars_for_each_budget() -> None:
         rows += [row("session", nodes, 3.0), row("session, code alone", nodes, 2.0)]
         rows += [row("session without code", nodes, 2.5)]
     charts = charts_of(result("replay", {"rows": rows}))
-    assert [chart.title for chart in charts] == ["M in replays with 16 nodes", "M in replays with 64 nodes"]
+    assert [chart.title for chart in charts] == [
+        "M in replays with 16 nodes",
+        "M in replays with 64 nodes",
+    ]
     assert charts[0].bars == (
         Bar("all sources", 3.0, 2.5, 3.5),
         Bar("code alone", 2.0, 1.5, 2.5),
         Bar("all but code", 2.5, 2.0, 3.0),
     )
-    [chart] = charts_of(result("replay", {"rows": [row("session", 16, 3.0), row("session", 64, 3.5)]}))
-    assert [bar.label for bar in chart.bars] == ["16 nodes", "64 nodes"], "without a row for each source"
+    [chart] = charts_of(
+        result("replay", {"rows": [row("session", 16, 3.0), row("session", 64, 3.5)]})
+    )
+    assert [bar.label for bar in chart.bars] == ["16 nodes", "64 nodes"], (
+        "without a row for each source"
+    )
 
 
-@pytest.mark.parametrize("figures", [{}, [], None, {"families": {}}, {"families": {"all": {"plain": 1}}}, {"rows": 3}])
+@pytest.mark.parametrize(
+    "figures", [{}, [], None, {"families": {}}, {"families": {"all": {"plain": 1}}}, {"rows": 3}]
+)
 @pytest.mark.parametrize("benchmark", ["speed", "replay", "query"])
 def test_a_result_without_these_figures_has_no_bars(benchmark: str, figures: Any) -> None:
     assert charts_of(result(benchmark, figures)) == []
@@ -70,7 +79,10 @@ def test_the_page_draws_them_to_scale_and_folds_the_rest() -> None:
     text = page({"speed": result("speed", SPEED)})
     reader = read(text)
     assert re.findall(r'<i style="width:([\d.]+)%">', text) == ["40.0", "50.0", "80.0"]
-    assert re.findall(r'<u style="left:([\d.]+)%;width:([\d.]+)%">', text) == [("40.0", "20.0"), ("60.0", "40.0")]
+    assert re.findall(r'<u style="left:([\d.]+)%;width:([\d.]+)%">', text) == [
+        ("40.0", "20.0"),
+        ("60.0", "40.0"),
+    ]
     assert "2.00 (1.50 to 2.50)" in reader.text
     shown, folded = text.split("<summary>All figures</summary>")
     assert "max nodes" not in shown
@@ -80,4 +92,7 @@ def test_the_page_draws_them_to_scale_and_folds_the_rest() -> None:
 
 def test_committed_results_have_their_bars() -> None:
     committed = read_results(RESULTS)
-    assert [len(charts_of(committed[name])) for name in ("speed_packed", "quality_traces", "live_traces")] == [1, 2, 1]
+    assert [
+        len(charts_of(committed[name]))
+        for name in ("speed_packed", "quality_traces", "live_traces")
+    ] == [1, 2, 1]

@@ -1,4 +1,6 @@
-"""What is known during replays: what a live datastore holds, and `rest-store bench replay --history`."""
+"""What is known during replays: what a live datastore holds, and
+`rest-store bench replay --history`.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,16 @@ def recording(number: int, key: str = "") -> Recording:
         (among_others, [[2], [2], [0, 1]]),
     ],
 )
-def test_a_live_datastore_holds_what_each_order_says(order: Callable[..., Any], held: list[list[int]]) -> None:
+def test_a_live_datastore_holds_what_each_order_says(
+    order: Callable[..., Any], held: list[list[int]]
+) -> None:
     recordings = [recording(0, "task/1"), recording(1, "task/1"), recording(2)]
     with new_live_datastore(identity(VOCABULARY)) as live:
 
         def held_now() -> list[int]:
-            return [number for number in range(3) if live.count([9, 10 * number + 1, 10 * number + 2])]
+            return [
+                number for number in range(3) if live.count([9, 10 * number + 1, 10 * number + 2])
+            ]
 
         replayed = []
         for one, known in order(recordings, live):
@@ -49,7 +55,9 @@ def test_a_live_datastore_holds_what_each_order_says(order: Callable[..., Any], 
 
 def bench_replay(tmp_path: Path, *options: object) -> Any:
     out = tmp_path / "known.json"
-    status, shown = run("bench", "replay", "--datastore", tmp_path, "--max-nodes", 4, *options, "--out", out)
+    status, shown = run(
+        "bench", "replay", "--datastore", tmp_path, "--max-nodes", 4, *options, "--out", out
+    )
     assert status == 0, shown
     return json.loads(out.read_text())["results"]["known"]
 
@@ -67,7 +75,9 @@ def folder(tmp_path: Path) -> Path:
 def test_the_command_writes_a_row_for_all_that_is_remembered(folder: Path) -> None:
     rows = bench_replay(folder, "--recordings", folder / "recordings.jsonl", "--history")
     figures = {(row["datastores"], row["remembered"]): row["M"] for row in rows}
-    assert set(figures) == {(with_stores, name) for with_stores in (True, False) for name in ("nothing", *OTHERS)}
+    assert set(figures) == {
+        (with_stores, name) for with_stores in (True, False) for name in ("nothing", *OTHERS)
+    }
     for with_stores in (True, False):
         assert figures[with_stores, "all of other tasks"] > 1.2 * figures[with_stores, "nothing"]
 
@@ -76,19 +86,28 @@ def test_files_are_remembered_one_beside_the_other_but_never_what_is_replayed(fo
     fresh, same = folder / "fresh.jsonl", folder / "recordings.jsonl"
     text = list(range(20, 60))
     (folder / "replayed.jsonl").write_text(json.dumps({"prompt": [1], "output": text}) + "\n")
-    fresh.write_text((folder / "replayed.jsonl").read_text() + json.dumps({"prompt": [2], "output": text[:20]}) + "\n")
+    fresh.write_text(
+        (folder / "replayed.jsonl").read_text()
+        + json.dumps({"prompt": [2], "output": text[:20]})
+        + "\n"
+    )
     recordings = ["--recordings", folder / "replayed.jsonl"]
     rows = bench_replay(folder, *recordings, "--history-from", same, "--history-from", fresh)
     figures = {row["remembered"]: row["M"] for row in rows if row["datastores"]}
     assert list(figures) == ["nothing", "recordings.jsonl", "recordings.jsonl and fresh.jsonl"]
     assert figures["recordings.jsonl"] < 1.1 * figures["nothing"], "another text"
-    assert 1.5 < figures["recordings.jsonl and fresh.jsonl"] < 4, "half of the text, and not the replayed recording"
+    assert 1.5 < figures["recordings.jsonl and fresh.jsonl"] < 4, (
+        "half of the text, and not the replayed recording"
+    )
 
 
 def test_what_is_remembered_of_the_same_task_is_searched_first_and_alone(folder: Path) -> None:
     text, replayed, known = list(range(20, 60)), folder / "replayed.jsonl", folder / "known.jsonl"
     replayed.write_text(json.dumps({"prompt": [1], "output": text, "set": "a", "id": "x"}) + "\n")
-    others = [{"prompt": [2], "output": list(range(60, 90)), "set": "a", "id": f"y{number}"} for number in range(9)]
+    others = [
+        {"prompt": [2], "output": list(range(60, 90)), "set": "a", "id": f"y{number}"}
+        for number in range(9)
+    ]
     same = {"prompt": [3], "output": text, "set": "a", "id": "x", "run": 1}
     known.write_text("".join(json.dumps(row) + "\n" for row in (*others, same)))
     rows = bench_replay(folder, "--recordings", replayed, "--history-from", known, "--groups")

@@ -11,9 +11,17 @@ import numpy as np
 import pytest
 
 from rest_store.bench.prompts import Prompt, interleaved, read_prompts
-from rest_store.bench.recordings import FIT_PARTS, LEAST_TO_FIT, Recording, part_of, split, unfitted, without
+from rest_store.bench.recordings import (
+    FIT_PARTS,
+    MIN_TO_FIT,
+    Recording,
+    part_of,
+    split,
+    unfitted,
+    without,
+)
 from rest_store.drafting.calibration import Calibration
-from rest_store.errors import RecordingError
+from rest_store.errors import DataFileError
 from tests.shared.strategies import refused
 
 
@@ -29,7 +37,9 @@ FORMS = {
     "prompts.txt": "def add(a, b):\n\n    for i in\r\nnaïve {x}\n",
     "prompts": '\ufeffdef add(a, b):\n\n    for i in\n{"not": JSON}\n[INST] x\n',
     "lines.jsonl": '"def add(a, b):"\n{"prompt": "    for i in"}\n',
-    "lines of another name": '{"prompt": "def add(a, b):"}\n\n{"turns": ["    for i in", "and?"]}\n',
+    "lines of another name": (
+        '{"prompt": "def add(a, b):"}\n\n{"turns": ["    for i in", "and?"]}\n'
+    ),
 }
 
 
@@ -54,26 +64,39 @@ def test_plain_prompts_are_of_one_family_and_numbered_by_line(tmp_path: Path) ->
     assert read_prompts(tmp_path / "prompts.json", encode) == expected
 
 
-@pytest.mark.parametrize("line", ["null", "5", '{"text": "a"}', '["a"]', '{"prompt": {"a": 1}}', '{"prompt": "a'])
+@pytest.mark.parametrize(
+    "line", ["null", "5", '{"text": "a"}', '["a"]', '{"prompt": {"a": 1}}', '{"prompt": "a']
+)
 def test_what_is_no_prompt_is_refused_by_its_place(line: str, tmp_path: Path) -> None:
     lines = tmp_path / "prompts.jsonl"
     lines.write_text(f'"a"\n{line}\n')
-    refused(RecordingError, lambda: read_prompts(lines, encode), f"{lines}, line 2", "prompt is malformed")
+    refused(
+        DataFileError,
+        lambda: read_prompts(lines, encode),
+        f"{lines}, line 2",
+        "prompt is malformed",
+    )
 
 
 def test_families_take_turns_and_may_be_limited() -> None:
-    prompts = [Prompt(family, str(number), [1]) for family, count in (("a", 3), ("b", 1)) for number in range(count)]
+    prompts = [
+        Prompt(family, str(number), [1])
+        for family, count in (("a", 3), ("b", 1))
+        for number in range(count)
+    ]
     assert [one.family + one.key for one in interleaved(prompts)] == ["a0", "b0", "a1", "a2"]
     assert [one.family + one.key for one in interleaved(prompts, 2)] == ["a0", "b0", "a1"]
     assert interleaved([]) == []
 
 
-# --- Recordings that a calibration was fitted to ----------------------------------------------------------------------
+# --- Recordings that a calibration was fitted to --------------------------------------------------
 
 
 def recording(number: int, *, file: str, written: int = 1) -> Recording:
     none, output = np.zeros((0, 0), np.int32), np.arange(written, dtype=np.int32)
-    return Recording("all", part_of(str(number)), np.array([5], np.int32), output, none, str(number), file)
+    return Recording(
+        "all", part_of(str(number)), np.array([5], np.int32), output, none, str(number), file
+    )
 
 
 def test_recordings_are_left_out_that_the_calibration_was_fitted_to() -> None:
@@ -90,7 +113,12 @@ def test_recordings_are_left_out_that_the_calibration_was_fitted_to() -> None:
     assert reported == [*own, *held_out]
     shown = f"; left out: {30 - len(held_out)} that the calibration was fitted to, 1 without output"
     assert without([*own, *known, *empty], reported) == shown
-    refused(RecordingError, lambda: unfitted(empty, calibration, "x"), "x: number of recordings", "record more prompts")
+    refused(
+        DataFileError,
+        lambda: unfitted(empty, calibration, "x"),
+        "x: number of recordings",
+        "record more prompts",
+    )
     calibration.provenance["data"] = {"of": "another form"}
     assert unfitted(known, calibration, "x") == known
 
@@ -102,11 +130,16 @@ def test_the_default_calibration_names_what_it_was_fitted_to() -> None:
 
 
 def test_fitting_says_how_many_recordings_are_needed_and_there() -> None:
-    few = [recording(number, file="mine") for number in range(LEAST_TO_FIT - 1)]
+    few = [recording(number, file="mine") for number in range(MIN_TO_FIT - 1)]
     fitting = sum(one.part < FIT_PARTS for one in few)
-    message = refused(RecordingError, lambda: split(few, "calibrate", least=LEAST_TO_FIT), "calibrate: number of")
-    assert f"is {len(few)}, by a hash {fitting} to fit to and {len(few) - fitting} to report on" in message
-    assert f"expected at least {LEAST_TO_FIT}, " in message
-    split([*few, recording(99, file="mine")], "calibrate", least=LEAST_TO_FIT)
-    alike = [recording(7, file="mine")] * LEAST_TO_FIT
-    refused(RecordingError, lambda: split(alike, "calibrate", least=LEAST_TO_FIT), "some of each")
+    message = refused(
+        DataFileError, lambda: split(few, "calibrate", minimum=MIN_TO_FIT), "calibrate: number of"
+    )
+    assert (
+        f"is {len(few)}, by a hash {fitting} to fit to and {len(few) - fitting} to report on"
+        in message
+    )
+    assert f"expected at least {MIN_TO_FIT}, " in message
+    split([*few, recording(99, file="mine")], "calibrate", minimum=MIN_TO_FIT)
+    alike = [recording(7, file="mine")] * MIN_TO_FIT
+    refused(DataFileError, lambda: split(alike, "calibrate", minimum=MIN_TO_FIT), "some of each")

@@ -25,24 +25,35 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.errors import RecordingError
+from rest_store.errors import DataFileError
 from tests.shared.strategies import Corpus, refused, write_datastore
 
 VOCABULARY = 300
 
 
 def generations(count: int, seed: int = 0, top_k: bool = True) -> list[dict[str, Any]]:
-    """Recorded generations of a made-up model that mostly goes on as a fixed table says, now and then elsewhere."""
+    """Recorded generations of a made-up model that mostly goes on
+    as a fixed table says, now and then elsewhere.
+    """
     rng = np.random.default_rng(seed)
     follows = np.random.default_rng(99).permutation(VOCABULARY)
     out = []
     for number in range(count):
         text = [int(rng.integers(VOCABULARY))]
         while len(text) < 60:
-            text.append(int(follows[text[-1]]) if rng.random() < 0.85 else int(rng.integers(VOCABULARY)))
-        record: dict[str, Any] = {"set": f"family{number % 2}", "id": number, "prompt": text[:10], "output": text[10:]}
+            text.append(
+                int(follows[text[-1]]) if rng.random() < 0.85 else int(rng.integers(VOCABULARY))
+            )
+        record: dict[str, Any] = {
+            "set": f"family{number % 2}",
+            "id": number,
+            "prompt": text[:10],
+            "output": text[10:],
+        }
         if top_k:
-            record["topk"] = [[int(follows[token]), *rng.integers(0, VOCABULARY, 7).tolist()] for token in text]
+            record["topk"] = [
+                [int(follows[token]), *rng.integers(0, VOCABULARY, 7).tolist()] for token in text
+            ]
         out.append(record)
     return out
 
@@ -69,7 +80,9 @@ def recordings(folder: Path) -> list[Recording]:
 
 def test_walking_accepts_the_path_and_one_token() -> None:
     empty = np.zeros((0, 0), np.int32)
-    recording = Recording("all", 0, np.array([1], np.int32), np.arange(2, 12, dtype=np.int32), empty)
+    recording = Recording(
+        "all", 0, np.array([1], np.int32), np.arange(2, 12, dtype=np.int32), empty
+    )
 
     class NextTokens:
         def __init__(self, prompt: Any) -> None:
@@ -87,12 +100,16 @@ def test_walking_accepts_the_path_and_one_token() -> None:
         return nullcontext(NextTokens(prompt))
 
     times: list[float] = []
-    assert walk([recording], opening, max_nodes=2, times=times).steps == len(times) == 4  # 3 + 3 + 3 + 1 tokens
+    assert (
+        walk([recording], opening, max_nodes=2, times=times).steps == len(times) == 4
+    )  # 3 + 3 + 3 + 1 tokens
     assert walk([recording], opening, max_nodes=0).mean_accepted == 1
     assert walk([recording], opening, max_nodes=2, skip=9).tokens == 1
 
 
-def test_no_later_token_is_seen(recordings: list[Recording], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_later_token_is_seen(
+    recordings: list[Recording], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trees up to a place are the same, whatever comes after it in the recording."""
     store, calibration = Datastore.open(folder / "ds"), Calibration.default()
     seen: list[tuple[int, TokenTree]] = []
@@ -136,14 +153,20 @@ def test_a_fitted_calibration_beats_the_rules_and_is_calibrated(folder: Path) ->
     assert outcome.tokens == sum(one.output.size for one in held)
     assert (
         outcome.mean_accepted
-        > walk(held, lambda prompt: nullcontext(RestRule([store], prompt)), max_nodes=16).mean_accepted
+        > walk(
+            held, lambda prompt: nullcontext(RestRule([store], prompt)), max_nodes=16
+        ).mean_accepted
     )
     assert outcome.calibration_error < 0.03
     rows = measure(held, {"ds": store}, fitted, budgets=(16,))
     by_name = {row["drafting"]: row["M"] for row in rows}
     assert by_name["session"] == pytest.approx(outcome.mean_accepted, abs=1e-3)
     assert by_name["session without ds"] < by_name["session"]
-    assert {"session, prompt lookup alone", "session, recycled logits alone", "session, ds alone"} <= by_name.keys()
+    assert {
+        "session, prompt lookup alone",
+        "session, recycled logits alone",
+        "session, ds alone",
+    } <= by_name.keys()
 
 
 def test_few_recordings_have_a_wide_interval() -> None:
@@ -171,7 +194,10 @@ def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Rec
     for line, fragment in (
         ("{", "malformed"),
         ("[1]", "malformed"),
-        ('{"prompt": [1]}', "output of the prompt is absent, expected one: `rest-store bench record`"),
+        (
+            '{"prompt": [1]}',
+            "output of the prompt is absent, expected one: `rest-store bench record`",
+        ),
         ('{"turns": ["a"]}', "output of the prompt is absent"),
         ('{"output": [1]}', "malformed"),
         (
@@ -190,27 +216,52 @@ def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Rec
         ('{"prompt": [1], "output": [1], "topk": [[1]]}', "shapes"),
     ):
         path.write_text(f"{good}\n\n{line}\n")
-        refused(RecordingError, lambda: read_recordings(path), f"{path}, line 3", fragment)
-    refused(RecordingError, lambda: read_recordings(tmp_path / "none"), "unreadable (No such file or directory)")
+        refused(DataFileError, lambda: read_recordings(path), f"{path}, line 3", fragment)
+    refused(
+        DataFileError,
+        lambda: read_recordings(tmp_path / "none"),
+        "unreadable (No such file or directory)",
+    )
     path.write_bytes(b"\xff")
-    refused(RecordingError, lambda: read_recordings(path), "file is not UTF-8")
+    refused(DataFileError, lambda: read_recordings(path), "file is not UTF-8")
     (tmp_path / "bad.gz").write_bytes(b"no gzip")
-    refused(RecordingError, lambda: read_recordings(tmp_path / "bad.gz"), "unreadable")
-    refused(RecordingError, lambda: fit_calibration([]), "proposals")
+    refused(DataFileError, lambda: read_recordings(tmp_path / "bad.gz"), "unreadable")
+    refused(DataFileError, lambda: fit_calibration([]), "proposals")
     path.write_text('{"prompt": "a b", "answer": "c"}\n')
     assert read_recordings(path, lambda prompt, answer: ([1, 2], [3]))[0].output.tolist() == [3]
 
 
 def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:
-    common = ["--recordings", str(folder / "recordings.jsonl.gz"), "--datastore", str(folder / "ds")]
+    common = [
+        "--recordings",
+        str(folder / "recordings.jsonl.gz"),
+        "--datastore",
+        str(folder / "ds"),
+    ]
     out = tmp_path / "own.calibration"
-    done = CliRunner().invoke(main, ["calibrate", *common, "--out", str(out), "--trees", "20", "--json"])
+    done = CliRunner().invoke(
+        main, ["calibrate", *common, "--out", str(out), "--trees", "20", "--json"]
+    )
     assert done.exit_code == 0, done.output
     facts = json.loads(done.output)
     assert facts["fitted"] + facts["reported"] == 40
-    assert [row["calibration"] for row in facts["rows"]] == ["default", "default", "fitted", "fitted"]
+    assert [row["calibration"] for row in facts["rows"]] == [
+        "default",
+        "default",
+        "fitted",
+        "fitted",
+    ]
     assert Calibration.load(out).provenance["trees"] == 20
-    words = ["-m", "rest_store", "calibrate", *common, "--out", str(tmp_path / "again"), "--trees", "20"]
+    words = [
+        "-m",
+        "rest_store",
+        "calibrate",
+        *common,
+        "--out",
+        str(tmp_path / "again"),
+        "--trees",
+        "20",
+    ]
     subprocess.run([sys.executable, *words], check=True, env={**os.environ, "PYTHONHASHSEED": "1"})
     assert (tmp_path / "again").read_bytes() == out.read_bytes(), "in any process"
     result = tmp_path / "quality.json"

@@ -28,7 +28,11 @@ LINE = [1, 2, 3, 4, 5] * 10
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replays")
-    for name, documents in (("a", [LINE]), ("b", [[6, 7, 8, 9] * 10]), ("other/a", [[6, 7, 8, 9] * 2])):
+    for name, documents in (
+        ("a", [LINE]),
+        ("b", [[6, 7, 8, 9] * 10]),
+        ("other/a", [[6, 7, 8, 9] * 2]),
+    ):
         write_datastore(folder / name, Corpus(VOCABULARY, [documents]))
     rows = [{"prompt": [1, 2, number], "output": [3, 4, 5, 1, 2]} for number in range(30)]
     (folder / "recordings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -41,7 +45,14 @@ def recording(prompt: list[int], output: list[int], family: str = "all") -> Reco
 
 
 def bench(folder: Path, *options: object) -> Result:
-    common = ["bench", "replay", "--recordings", str(folder / "recordings.jsonl"), "--max-nodes", "4"]
+    common = [
+        "bench",
+        "replay",
+        "--recordings",
+        str(folder / "recordings.jsonl"),
+        "--max-nodes",
+        "4",
+    ]
     return CliRunner().invoke(main, [*common, *map(str, options)])
 
 
@@ -85,8 +96,12 @@ def test_a_live_datastore_is_measured_as_a_frozen_one(folder: Path) -> None:
     assert alone["M"] > 2
 
 
-@pytest.mark.parametrize(("option", "message"), [("--datastore", "none: datastore is"), ("--calibration", "none: cal")])
-def test_bad_options_are_refused_before_anything_is_replayed(folder: Path, option: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "message"), [("--datastore", "none: datastore is"), ("--calibration", "none: cal")]
+)
+def test_bad_options_are_refused_before_anything_is_replayed(
+    folder: Path, option: str, message: str
+) -> None:
     done = bench(folder, "--datastore", folder / "a", option, folder / "none")
     assert (done.exit_code, done.stdout, message in done.stderr) == (1, "", True), done.output
 
@@ -96,7 +111,10 @@ def test_options_of_the_release_before_work_with_a_note(folder: Path) -> None:
     recordings = folder / "recordings.jsonl"
     new = bench(folder, *common, "--history", "--history-from", recordings)
     old = bench(folder, *common, "--memory", f"--remember={recordings}")
-    replayed = [{row["remembered"] for row in json.loads(done.stdout)["results"]["known"]} for done in (old, new)]
+    replayed = [
+        {row["remembered"] for row in json.loads(done.stdout)["results"]["known"]}
+        for done in (old, new)
+    ]
     assert replayed[0] == replayed[1] >= {"nothing", "those before it"}
     assert "Warning: --memory is now --history; " in old.stderr
     assert "Warning: --remember is now --history-from; " in old.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 from rest_store.bench.report import page
 from rest_store.bench.results import Result, read_results
 from rest_store.bench.tables import Table, shown, tables_of
-from rest_store.errors import ResultsError
+from rest_store.errors import DataFileError
 from tests.shared.commands import run
 from tests.shared.html import read
 from tests.shared.strategies import refused
@@ -31,7 +31,10 @@ def test_the_page_of_the_committed_results_is_whole_and_needs_no_network() -> No
 def test_every_figure_is_in_a_table() -> None:
     figures = {
         "reported": 81,
-        "rows": [{"M": 1.5, "families": {"a": 2, "b": 3}}, {"M": 2.5, "families": {"a": 4, "b": 5}}],
+        "rows": [
+            {"M": 1.5, "families": {"a": 2, "b": 3}},
+            {"M": 2.5, "families": {"a": 4, "b": 5}},
+        ],
         "other rows": [{"x": 1}, {"y": [1, 2]}],
         "times": {"one": {"median": 0.01234, "p99": 5}, "two": {"median": 7, "p99": None}},
         "deep": {"a": {"b": {"c": {"d": 1}}}},
@@ -50,7 +53,11 @@ def test_every_figure_is_in_a_table() -> None:
 
 def test_names_are_escaped_wherever_they_stand() -> None:
     name = '<x> & "y"'
-    text = page({name: Result(name, name, {name: name}, {name: name, "z": [{name: name}]})}, title=name, verdict=name)
+    text = page(
+        {name: Result(name, name, {name: name}, {name: name, "z": [{name: name}]})},
+        title=name,
+        verdict=name,
+    )
     read(text)
     assert "<x>" not in text
 
@@ -62,22 +69,31 @@ def test_cells_are_shown_briefly() -> None:
 
 
 def test_bad_folders_are_refused_by_name(tmp_path: Path) -> None:
-    refused(ResultsError, lambda: read_results(tmp_path / "none"), "absent")
-    refused(ResultsError, lambda: read_results(tmp_path), "without any JSON file")
+    refused(DataFileError, lambda: read_results(tmp_path / "none"), "absent")
+    refused(DataFileError, lambda: read_results(tmp_path), "without any JSON file")
     (tmp_path / "file").touch()
-    refused(ResultsError, lambda: read_results(tmp_path / "file"), "folder is a file")
-    bad = ("{", "unreadable"), ("[" * 100_000, "unreadable"), ("[1]", "something else"), ('{"arguments": 3}', "else")
+    refused(DataFileError, lambda: read_results(tmp_path / "file"), "folder is a file")
+    bad = (
+        ("{", "unreadable"),
+        ("[" * 100_000, "unreadable"),
+        ("[1]", "something else"),
+        ('{"arguments": 3}', "else"),
+    )
     for content, fragment in bad:
         (tmp_path / "one.json").write_text(content)
-        refused(ResultsError, lambda: read_results(tmp_path), str(tmp_path / "one.json"), fragment)
+        refused(DataFileError, lambda: read_results(tmp_path), str(tmp_path / "one.json"), fragment)
 
 
 def test_the_command_writes_a_page(tmp_path: Path) -> None:
     for name in ("query", "speed"):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"benchmark": name, "results": {"M": 1.5}, "commit": "abc"}))
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps({"benchmark": name, "results": {"M": 1.5}, "commit": "abc"})
+        )
     assert run("bench", "report", tmp_path) == (0, f"{tmp_path}/report.html: 2 results\n")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert text.index('<section id="speed">') < text.index('<section id="query">'), "what users measure comes first"
+    assert text.index('<section id="speed">') < text.index('<section id="query">'), (
+        "what users measure comes first"
+    )
     assert json.loads(run("bench", "report", tmp_path, "--json")[1]) == {
         "out": f"{tmp_path}/report.html", "results": ["query", "speed"],
     }  # fmt: skip

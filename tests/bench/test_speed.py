@@ -15,7 +15,7 @@ from rest_store.bench.prompts import Prompt, chat_tokens
 from rest_store.bench.recordings import FIT_PARTS, part_of
 from rest_store.bench.results import file_hash, read_results
 from rest_store.drafting.calibration import Calibration
-from rest_store.errors import RecordingError, SourceError
+from rest_store.errors import DataFileError, SourceError
 from tests.shared.commands import run
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import write_model
@@ -30,19 +30,48 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("speed")
     write_model(folder / "model")
     (folder / "text.txt").write_text("def add(first, second):\n    return first + second\n" * 20)
-    build = ["build", "--corpus", folder / "text.txt", "--tokenizer", folder / "model", "--out", folder / "ds"]
+    build = [
+        "build",
+        "--corpus",
+        folder / "text.txt",
+        "--tokenizer",
+        folder / "model",
+        "--out",
+        folder / "ds",
+    ]
     assert run(*build)[0] == 0
-    rows = [{"set": "humaneval-raw", "id": f"HumanEval/{n}", "prompt": [5, 6, n], "output": [8]} for n in range(60)]
+    rows = [
+        {"set": "humaneval-raw", "id": f"HumanEval/{n}", "prompt": [5, 6, n], "output": [8]}
+        for n in range(60)
+    ]
     (folder / "traces.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    prompts = [{"category": "qa", "question_id": n, "turns": [f"What is {n}?", "and?"]} for n in range(3)]
+    prompts = [
+        {"category": "qa", "question_id": n, "turns": [f"What is {n}?", "and?"]} for n in range(3)
+    ]
     (folder / "questions.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     return folder
 
 
-def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(folder: Path, tmp_path: Path) -> None:
-    command = ["bench", "speed", "--model", folder / "model", "--recordings", folder / "traces.jsonl"]
+def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(
+    folder: Path, tmp_path: Path
+) -> None:
+    command = [
+        "bench",
+        "speed",
+        "--model",
+        folder / "model",
+        "--recordings",
+        folder / "traces.jsonl",
+    ]
     command += ["--max-new-tokens", 12]
-    command += ["--prompts", folder / "questions.jsonl", "--datastore", folder / "ds", "--per-family", 2]
+    command += [
+        "--prompts",
+        folder / "questions.jsonl",
+        "--datastore",
+        folder / "ds",
+        "--per-family",
+        2,
+    ]
     command += ["--sampling", "nucleus", "--prepacked-weights"]
     methods = [word for name in (*THEIRS, *OURS) for word in ("--method", name)]
     status, shown = run(*command, *methods, "--out", tmp_path / "speed_nucleus.json")
@@ -55,22 +84,38 @@ def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(fo
         assert families["all"][name]["identical"] == 1, name
         assert families["all"][name]["prompts"] == 4
     assert [one["seed"] for one in result.figures["prompts"]] == list(range(4))
-    assert Counter(one["family"] for one in result.figures["prompts"]) == dict.fromkeys(set(families) - {"all"}, 2)
+    assert Counter(one["family"] for one in result.figures["prompts"]) == dict.fromkeys(
+        set(families) - {"all"}, 2
+    )
     assert result.figures["sampling"]["humaneval-raw"] == {
         "do_sample": True, "top_k": 0, "temperature": 0.8, "top_p": 0.95,
     }  # fmt: skip
-    assert result.figures["sampling"]["qa"] == {"do_sample": True, "top_k": 0, "temperature": 0.7, "top_p": 0.8}
+    assert result.figures["sampling"]["qa"] == {
+        "do_sample": True,
+        "top_k": 0,
+        "temperature": 0.7,
+        "top_p": 0.8,
+    }
 
 
 def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_path: Path) -> None:
-    command = ["bench", "speed", "--model", folder / "model", "--recordings", folder / "traces.jsonl"]
+    command = [
+        "bench",
+        "speed",
+        "--model",
+        folder / "model",
+        "--recordings",
+        folder / "traces.jsonl",
+    ]
     command += ["--max-new-tokens", 12]
     command += ["--datastore", folder / "ds", "--per-family", 1]
     status, shown = run(*command, "--out", tmp_path / "speed.json")
     assert status == 0, shown
     figures = read_results(tmp_path)["speed"].figures
     methods = {"plain", *OURS, *THEIRS}
-    assert {name: one["identical"] for name, one in figures["families"]["all"].items()} == dict.fromkeys(methods, 1)
+    assert {
+        name: one["identical"] for name, one in figures["families"]["all"].items()
+    } == dict.fromkeys(methods, 1)
     assert figures["sampling"] == {"kind": "greedy", "humaneval-raw": {"do_sample": False}}
     assert figures["families"]["all"]["plain"]["mean_tokens"] == 1
     session = figures["families"]["all"]["DraftSession"]
@@ -102,24 +147,32 @@ class Timed:
             self._now += took
         return {"seconds": took, "passes": 2, "written": [1, 2], "tokens": 2}
 
-    def measure(self, most_seconds: float | None) -> dict[str, Any]:
+    def measure(self, max_seconds: float | None) -> dict[str, Any]:
         def methods() -> dict[str, Any]:
             self.made += 1
             return {name: {"name": name} for name in self._seconds}
 
         prompts = [Prompt("a", "x", [7]), Prompt("b", "y", [8])]
-        settings: dict[str, Any] = {"max_new_tokens": 2, "most_seconds": most_seconds, "progress": self.told.append}
+        settings: dict[str, Any] = {
+            "max_new_tokens": 2,
+            "max_seconds": max_seconds,
+            "progress": self.told.append,
+        }
         return speed.measure_speed(None, methods, prompts, **settings)
 
 
-def test_rounds_are_repeated_until_it_is_certain_and_methods_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_repeated_until_it_is_certain_and_methods_take_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     timed = Timed(monkeypatch, plain=3.0, drafted=1.5)
     results = timed.measure(60.0)
     assert results["rounds"]["drafted"] == {"median": 2.0, "low": 2.0, "high": 2.0, "pairs": 4}
     assert results["families"]["b"]["drafted"]["median_speedup"] == 2
     written = timed.written[2:]
     assert len(written) == 4 * 2 * 2
-    assert [name for name, _ in written[:4]] == ["drafted", "plain", "plain", "drafted"], "each begins with another one"
+    assert [name for name, _ in written[:4]] == ["drafted", "plain", "plain", "drafted"], (
+        "each begins with another one"
+    )
     assert timed.made == 5, "no method learns from an earlier round"
     assert timed.told[:2] == [
         "round 1, prompt 1/2 (a), drafted: 1.5 s, 58 s left at most",
@@ -130,8 +183,12 @@ def test_rounds_are_repeated_until_it_is_certain_and_methods_take_turns(monkeypa
 def test_the_time_is_looked_at_after_each_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     within_a_round = Timed(monkeypatch, plain=30.0, drafted=10.0)
     results = within_a_round.measure(100.0)  # a round takes 80 seconds
-    assert len(within_a_round.written) == 2 + 4 + 2, "it ends after the first prompt of the second round"
-    assert results["rounds"]["drafted"] == {"median": 3.0, "low": 3.0, "high": 3.0, "pairs": 1}, "which does not count"
+    assert len(within_a_round.written) == 2 + 4 + 2, (
+        "it ends after the first prompt of the second round"
+    )
+    assert results["rounds"]["drafted"] == {"median": 3.0, "low": 3.0, "high": 3.0, "pairs": 1}, (
+        "which does not count"
+    )
     assert len(results["prompts"]) == 2
     slow = Timed(monkeypatch, plain=300.0, drafted=100.0)
     results = slow.measure(100.0)
@@ -147,8 +204,23 @@ def test_the_time_is_looked_at_after_each_prompt(monkeypatch: pytest.MonkeyPatch
 
 def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("for i in\ndef add\n")
-    command = ["bench", "speed", "--model", folder / "model", "--max-new-tokens", 2, "--method", "DraftSession"]
-    command += ["--prompts", tmp_path / "prompts.txt", "--chat", "--recordings", folder / "traces.jsonl"]
+    command = [
+        "bench",
+        "speed",
+        "--model",
+        folder / "model",
+        "--max-new-tokens",
+        2,
+        "--method",
+        "DraftSession",
+    ]
+    command += [
+        "--prompts",
+        tmp_path / "prompts.txt",
+        "--chat",
+        "--recordings",
+        folder / "traces.jsonl",
+    ]
     status, shown = run(*command, "--out", tmp_path / "speed.json")
     assert status == 0, shown
     assert "62 prompts\n" in shown, "nothing is held back"
@@ -162,14 +234,24 @@ def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None
     assert f"2 prompts; left out: {known} that the calibration was fitted to\n" in shown
     other = tmp_path / "prompts.txt"
     status, shown = run(*command, "--calibration", other)
-    assert (status, f"Error: {other}: content is something else, expected a calibration\n" in shown) == (1, True)
+    assert (
+        status,
+        f"Error: {other}: content is something else, expected a calibration\n" in shown,
+    ) == (1, True)
 
 
 def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> None:
-    refused(RecordingError, lambda: speed.make_methods([], max_nodes=4, only=["magic"]), "magic", "plain")
+    refused(
+        DataFileError, lambda: speed.make_methods([], max_nodes=4, only=["magic"]), "magic", "plain"
+    )
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     tokenizer.chat_template = None
-    refused(RecordingError, lambda: chat_tokens(tokenizer, "a"), "chat template is absent", str(folder / "model"))
+    refused(
+        DataFileError,
+        lambda: chat_tokens(tokenizer, "a"),
+        "chat template is absent",
+        str(folder / "model"),
+    )
     command = ["bench", "speed", "--model", folder / "model"]
     assert run(*command)[0] == 2
     command += ["--recordings", folder / "traces.jsonl"]

@@ -19,7 +19,13 @@ from rest_store.datastore.manifest import Manifest
 from rest_store.generation.comparison import Speedup
 from tests.shared.tiny import write_model
 
-PROMPTS = ["for i in range(10):", "def add(first, second):", "What is a suffix array?", "import", "print(i"]
+PROMPTS = [
+    "for i in range(10):",
+    "def add(first, second):",
+    "What is a suffix array?",
+    "import",
+    "print(i",
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +34,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trial")
     write_model(folder / "model")
     (folder / "corpus").mkdir()
-    (folder / "corpus" / "code.py").write_text("def add(first, second):\n    return first + second\n" * 20)
+    (folder / "corpus" / "code.py").write_text(
+        "def add(first, second):\n    return first + second\n" * 20
+    )
     (folder / "prompts.txt").write_text("\n".join(PROMPTS))
     return folder
 
 
 @pytest.fixture(autouse=True)
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trying, "_MOST_SECONDS", None)
+    monkeypatch.setattr(trying, "_MAX_SECONDS", None)
 
 
 def trial(folder: Path, *options: object) -> Any:
-    words = ["--model", folder / "model", "--corpus", folder / "corpus", "--prompts", folder / "prompts.txt"]
+    words = [
+        "--model",
+        folder / "model",
+        "--corpus",
+        folder / "corpus",
+        "--prompts",
+        folder / "prompts.txt",
+    ]
     words += ["--max-new-tokens", 8, *options]
     done = CliRunner().invoke(main, ["try", *map(str, words)])
     assert done.exit_code == 0, done.output
@@ -49,7 +64,7 @@ def trial(folder: Path, *options: object) -> Any:
 @pytest.fixture(scope="module")
 def first(folder: Path) -> Any:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(trying, "_MOST_SECONDS", None)
+        monkeypatch.setattr(trying, "_MAX_SECONDS", None)
         return trial(folder, "--out", folder / "out")
 
 
@@ -61,7 +76,12 @@ def test_one_command_builds_records_measures_and_writes_the_page(folder: Path, f
     assert set(results) == {"replay", "speed"}
     assert results["replay"].figures["reported"] == 5
     rows = {row["drafting"] for row in results["replay"].figures["rows"]}
-    assert {"session", "session without datastore", "session, prompt lookup alone", "REST's rule, datastore"} <= rows
+    assert {
+        "session",
+        "session without datastore",
+        "session, prompt lookup alone",
+        "REST's rule, datastore",
+    } <= rows
     methods = results["speed"].figures["families"]["all"]
     assert set(methods) == {"plain", "transformers prompt lookup", "DraftSession"}
     assert methods["DraftSession"]["prompts"] == 5
@@ -106,9 +126,13 @@ def test_what_it_writes_is_no_part_of_its_own_corpus(folder: Path, tmp_path: Pat
     corpus = shutil.copytree(folder / "corpus", tmp_path / "corpus")
     shutil.copy(folder / "prompts.txt", corpus)
     for _ in range(2):
-        done = trial(folder, "--corpus", corpus, "--prompts", corpus / "prompts.txt", "--out", corpus / "out")
+        done = trial(
+            folder, "--corpus", corpus, "--prompts", corpus / "prompts.txt", "--out", corpus / "out"
+        )
     assert "as built before" in done.stderr
-    assert Manifest.read(corpus / "out" / "datastore").document_count == 1, "the same text is in both corpora"
+    assert Manifest.read(corpus / "out" / "datastore").document_count == 1, (
+        "the same text is in both corpora"
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,16 +147,25 @@ def test_faults_are_said_in_one_line(
     words: list[str], fragment: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    common = {"--model": folder / "model", "--corpus": folder / "corpus", "--prompts": folder / "prompts.txt"}
+    common = {
+        "--model": folder / "model",
+        "--corpus": folder / "corpus",
+        "--prompts": folder / "prompts.txt",
+    }
     options = {**common, words[0]: words[1]}
-    done = CliRunner().invoke(main, ["try", *(str(word) for pair in options.items() for word in pair)])
+    done = CliRunner().invoke(
+        main, ["try", *(str(word) for pair in options.items() for word in pair)]
+    )
     assert done.exit_code == 1
     assert done.stderr.splitlines()[-1].startswith(f"Error: {fragment}")
 
 
 FIGURES = {
     **{"prompts": 5, "timed": 5, "other_texts": 0},
-    **{"speedup": Speedup(1.94, 1.9, 1.98, 4), "prompt_lookup_speedup": Speedup(1.41, 1.4, 1.42, 4)},
+    **{
+        "speedup": Speedup(1.94, 1.9, 1.98, 4),
+        "prompt_lookup_speedup": Speedup(1.41, 1.4, 1.42, 4),
+    },
     **{"mean_tokens": 2.9, "without_datastore": 2.12},
 }
 

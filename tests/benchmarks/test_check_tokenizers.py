@@ -17,14 +17,20 @@ transformers = pytest.importorskip("transformers")
 @pytest.fixture
 def tokenizers(tmp_path: Path) -> Path:
     for name, template in (("with a template", CHATML), ("without", None)):
-        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|im_end|>")
+        fast = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=byte_level_bpe(), eos_token="<|im_end|>"
+        )
         fast.chat_template = template
         fast.save_pretrained(tmp_path / name)
     return tmp_path
 
 
-def test_one_line_a_tokenizer_says_what_is_equal(tokenizers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_tokenizers, "texts", lambda: [f"def f{number}(): pass\n" for number in range(30)])
+def test_one_line_a_tokenizer_says_what_is_equal(
+    tokenizers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        check_tokenizers, "texts", lambda: [f"def f{number}(): pass\n" for number in range(30)]
+    )
     done = CliRunner().invoke(check_tokenizers.main, [str(tokenizers)], catch_exceptions=False)
     first, second = done.output.splitlines()
     assert done.exit_code == 0

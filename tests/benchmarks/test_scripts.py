@@ -1,4 +1,6 @@
-"""The scripts of `benchmarks/`: their command lines, and small runs whose results a report shows."""
+"""The scripts of `benchmarks/`: their command lines, and
+small runs whose results a report shows.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,17 @@ from rest_store.datastore.tree import TokenTree
 from tests.shared.html import read
 from tests.shared.strategies import Corpus, write_datastore
 
-SCRIPTS = sorted(path.stem for path in (Path(__file__).resolve().parents[2] / "benchmarks").glob("bench_*.py"))
+SCRIPTS = sorted(
+    path.stem for path in (Path(__file__).resolve().parents[2] / "benchmarks").glob("bench_*.py")
+)
 VOCABULARY = 300
 
 
 def run(script: ModuleType, out: Path, *arguments: Any) -> Any:
     """Run a script; return its figures."""
-    done = CliRunner().invoke(script.main, [*map(str, arguments), "--out", str(out)], catch_exceptions=False)
+    done = CliRunner().invoke(
+        script.main, [*map(str, arguments), "--out", str(out)], catch_exceptions=False
+    )
     assert done.exit_code == 0, done.output
     results = read_results(out.parent)
     read(page(results))
@@ -48,19 +54,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for _ in range(60):
         text = [int(rng.integers(VOCABULARY))]
         while len(text) < 64:
-            text.append(int(following[text[-1]]) if rng.random() < 0.9 else int(rng.integers(VOCABULARY)))
+            text.append(
+                int(following[text[-1]]) if rng.random() < 0.9 else int(rng.integers(VOCABULARY))
+            )
         texts.append(text)
     for name, shard in (("ds", texts[:40]), ("other", texts[:4])):
         (folder / name).mkdir()
         write_datastore(folder / name, Corpus(VOCABULARY, [shard]))
-    rows = [{"set": "a", "id": n, "prompt": text[:10], "output": text[10:]} for n, text in enumerate(texts[40:])]
+    rows = [
+        {"set": "a", "id": n, "prompt": text[:10], "output": text[10:]}
+        for n, text in enumerate(texts[40:])
+    ]
     (folder / "recordings.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder
 
 
 @pytest.fixture
 def inputs(folder: Path) -> list[Any]:
-    return ["--recordings", folder / "recordings.jsonl", "--datastore", folder / "ds", "--datastore", folder / "other"]
+    return [
+        "--recordings",
+        folder / "recordings.jsonl",
+        "--datastore",
+        folder / "ds",
+        "--datastore",
+        folder / "other",
+    ]
 
 
 def test_drafting_is_measured(inputs: list[Any], tmp_path: Path) -> None:
@@ -74,14 +92,21 @@ def test_a_service_is_measured(inputs: list[Any], tmp_path: Path) -> None:
     for nodes in ("16 nodes", "64 nodes"):
         ways = figures[nodes]
         assert {way["without an answer"] for way in ways.values()} == {0}
-        assert ways["service, TCP"]["M"] == ways["service, Unix socket"]["M"] == ways["in process"]["M"] > 1
+        assert (
+            ways["service, TCP"]["M"]
+            == ways["service, Unix socket"]["M"]
+            == ways["in process"]["M"]
+            > 1
+        )
         assert ways["a service each, Unix sockets"]["M"] > 1
     assert all(rate > 0 for rate in figures["at once"].values())
 
 
 def test_what_a_step_costs_is_a_cost_model(tmp_path: Path) -> None:
     out = tmp_path / "costs.json"
-    done = CliRunner().invoke(bench_gpu.main, ["--shape", "tiny", "--device", "cpu", "--out", str(out)])
+    done = CliRunner().invoke(
+        bench_gpu.main, ["--shape", "tiny", "--device", "cpu", "--out", str(out)]
+    )
     assert done.exit_code == 0, done.output
     model = CostModel.read(out)
     assert model.fixed + model.verified_token > 0
@@ -109,5 +134,13 @@ def test_a_walk_stands_in_a_long_context_and_knows_what_the_model_had_read() -> 
     path = tree.longest_path(walk.text[CONTEXT:])
     assert walk.end_of(CONTEXT, path) == CONTEXT + 3
     likely = walk.likely(CONTEXT, tree, path)
-    assert likely["top_k"].tolist() == [[300, 301], [400, 401], [-1, -1]], "the bonus token was not read"
-    assert likely["node_top_k"].tolist() == [[200, 201], [300, 301], [800, 801], [400, 401], [-1, -1]]
+    assert likely["top_k"].tolist() == [[300, 301], [400, 401], [-1, -1]], (
+        "the bonus token was not read"
+    )
+    assert likely["node_top_k"].tolist() == [
+        [200, 201],
+        [300, 301],
+        [800, 801],
+        [400, 401],
+        [-1, -1],
+    ]

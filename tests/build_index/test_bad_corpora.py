@@ -1,4 +1,6 @@
-"""Each way in which the file of a corpus can be bad has an error that names the file, and the line or row."""
+"""Each way in which the file of a corpus can be bad has an error
+that names the file, and the line or row.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,28 @@ BAD_LINES = {
     b'{"text": "\xff"}': r":2: content is not UTF-8",
     b'"text"': ":2: record is a string, expected an object",
     b"3": ":2: record is a number, expected an object",
-    b'{"other": "y"}': ":2: record is one with fields 'other', expected a conversation or a text in.* or --field N",
-    b'{"text": 3}': ":2: record is one with fields 'text'; 'text' is a number, expected a conversation or a text in",
-    b'{"messages": [{"role": "user"}, 3]}': ":2: record is one with fields 'messages'; 'messages' is a list, expected",
-    b'{"messages": "no JSON"}': ":2: record is one with fields 'messages'; 'messages' is a string, expected",
-    b'{"messages": [{"role": "user", "content": "x"}, 3]}': ":2: turn 1 of 'messages' is a number, expected a text",
-    b'{"messages": [{"role": "user", "content": "x"}, {"n": 1}]}': ":2: turn 1 of 'messages' is one with fields 'n'",
-    b'{"messages": [{"role": "user", "content": {}}]}'.replace(b"{}", b'{"a": 1}'): ":2: turn 0 .* is a object",
+    b'{"other": "y"}': (
+        ":2: record is one with fields 'other', expected a conversation or a text in.* or --field N"
+    ),
+    b'{"text": 3}': (
+        ":2: record is one with fields 'text'; 'text' is a number, expected a conversation or a"
+        " text in"
+    ),
+    b'{"messages": [{"role": "user"}, 3]}': (
+        ":2: record is one with fields 'messages'; 'messages' is a list, expected"
+    ),
+    b'{"messages": "no JSON"}': (
+        ":2: record is one with fields 'messages'; 'messages' is a string, expected"
+    ),
+    b'{"messages": [{"role": "user", "content": "x"}, 3]}': (
+        ":2: turn 1 of 'messages' is a number, expected a text"
+    ),
+    b'{"messages": [{"role": "user", "content": "x"}, {"n": 1}]}': (
+        ":2: turn 1 of 'messages' is one with fields 'n'"
+    ),
+    b'{"messages": [{"role": "user", "content": {}}]}'.replace(
+        b"{}", b'{"a": 1}'
+    ): ":2: turn 0 .* is a object",
     b'{"data": ["x", 3]}': ":2: turn 1 of 'data' is a number, expected a text, or role and content",
     b"[" * 100_000: r":2: content is JSON nested too deeply",
 }
@@ -67,9 +84,18 @@ def test_a_record_without_the_chosen_field_is_named(tmp_path, record, message):
     ("content", "message"),
     [
         (b'[{"text": "x"}\n{"text": "y"}]', ":2: content is { after a record, expected ',' or ']'"),
-        (b'[{"text": "x"},\n', ":2: content is more or less than a list, expected the end of the file after ']'"),
-        (b'[{"text": "x"}\n', ":2: content is the end of the file after a record, expected ',' or ']'"),
-        (b'[{"text": "x"}]\n3', ":2: content is more or less than a list, expected the end of the file"),
+        (
+            b'[{"text": "x"},\n',
+            ":2: content is more or less than a list, expected the end of the file after ']'",
+        ),
+        (
+            b'[{"text": "x"}\n',
+            ":2: content is the end of the file after a record, expected ',' or ']'",
+        ),
+        (
+            b'[{"text": "x"}]\n3',
+            ":2: content is more or less than a list, expected the end of the file",
+        ),
         (b'[{"text": "x"},\n{"text": ', r":2: content is not JSON \(Expecting value"),
         (b'[{"text": "x"},\n{"text": "un', r":2: content is not JSON \(Unterminated string"),
         (b'[{"text": "x"},\n\xff', r":2: content is not UTF-8, expected UTF-8 JSON"),
@@ -105,7 +131,9 @@ def test_a_truncated_or_damaged_compressed_file_is_an_error(tmp_path, suffix, na
     checked = () if suffix == ".lz4" else (flipped,)  # pyarrow writes LZ4 without checksums
     for bad in (*cut[suffix in (".xz", ".bz2") :], *checked, data + b"trailing garbage"):
         path.write_bytes(bad)
-        with pytest.raises(CorpusFormatError, match=f"^{path}: compressed file is damaged or truncated"):
+        with pytest.raises(
+            CorpusFormatError, match=f"^{path}: compressed file is damaged or truncated"
+        ):
             documents(path)
     path.write_bytes(data)
     assert len(documents(path)) == 300
@@ -115,9 +143,16 @@ def test_a_truncated_or_damaged_parquet_file_is_an_error(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"content": [f"x = {number**9}" for number in range(5000)]}), path)
     data = path.read_bytes()
-    for damaged in (data[:-1], data[: len(data) // 2], data[:4], data[:100] + b"\xff" * 3000 + data[3100:]):
+    for damaged in (
+        data[:-1],
+        data[: len(data) // 2],
+        data[:4],
+        data[:100] + b"\xff" * 3000 + data[3100:],
+    ):
         path.write_bytes(damaged)
-        with pytest.raises(CorpusFormatError, match=f"^{path}: parquet file is damaged or truncated") as error:
+        with pytest.raises(
+            CorpusFormatError, match=f"^{path}: parquet file is damaged or truncated"
+        ) as error:
             documents(path)
         assert "\n" not in str(error.value)
 
@@ -125,18 +160,38 @@ def test_a_truncated_or_damaged_parquet_file_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (b"a\x00b", {}, "binary, expected text, or records with one of the fields 'messages', .*--field names"),
+        (
+            b"a\x00b",
+            {},
+            "binary, expected text, or records with one of the fields 'messages', .*--field names",
+        ),
         (b"abc\xff", {}, r"not UTF-8 \(byte 0xff at 3\), expected UTF-8 text"),
         (b"x = 1", {"field": "code"}, r"text, expected records .* with the field 'code'"),
-        (b'{"code": "x"}', {}, r"JSONL without a known field \(fields 'code'\), expected text, or records with"),
-        (b'{"code":\n"x"}', {}, r"JSON without a known field \(fields 'code'\), expected text, or records with"),
+        (
+            b'{"code": "x"}',
+            {},
+            r"JSONL without a known field \(fields 'code'\), expected text, or records with",
+        ),
+        (
+            b'{"code":\n"x"}',
+            {},
+            r"JSON without a known field \(fields 'code'\), expected text, or records with",
+        ),
         (
             b'{"code": "x"}',
             {"field": "body"},
             r"records without this field \(fields 'code'\), expected records .* 'body'",
         ),
-        (None, {}, r"table without a known column \(fields 'code', 'id'\), expected text, or records with"),
-        (None, {"field": "body"}, r"table without a known column \(.*\), expected records .* the field 'body'"),
+        (
+            None,
+            {},
+            r"table without a known column \(fields 'code', 'id'\), expected text, or records with",
+        ),
+        (
+            None,
+            {"field": "body"},
+            r"table without a known column \(.*\), expected records .* the field 'body'",
+        ),
         (None, {"field": "id"}, "a number, expected a text"),
     ],
 )
@@ -155,14 +210,16 @@ def test_a_file_named_jsonl_is_never_read_as_text(tmp_path, content):
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     with pytest.raises(
-        CorpusFormatError, match=f"^{path}:1: line is not a JSON object, expected one JSON object a line"
+        CorpusFormatError,
+        match=f"^{path}:1: line is not a JSON object, expected one JSON object a line",
     ):
         documents(path)
 
 
 def test_an_absent_file_is_an_error_also_when_it_vanishes(tmp_path):
     with pytest.raises(
-        CorpusNotFoundError, match="absent: corpus is absent, expected a file, a directory or an address"
+        CorpusNotFoundError,
+        match="absent: corpus is absent, expected a file, a directory or an address",
     ):
         documents(tmp_path / "absent")
     path = tmp_path / "a.txt"
@@ -172,7 +229,9 @@ def test_an_absent_file_is_an_error_also_when_it_vanishes(tmp_path):
     with pytest.raises(CorpusNotFoundError, match=r"a.txt: corpus is absent"):
         list(corpus)
     os.mkfifo(path)
-    with pytest.raises(CorpusError, match=r"a.txt: the corpus cannot be read \(not a regular file\)"):
+    with pytest.raises(
+        CorpusError, match=r"a.txt: the corpus cannot be read \(not a regular file\)"
+    ):
         list(corpus)
 
 
@@ -185,12 +244,16 @@ def test_failures_of_the_operating_system_are_errors_that_name_the_file(tmp_path
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(corpus_module, "open_file", lambda path: BadDisk())
-    with pytest.raises(CorpusError, match=r"a.txt: the corpus cannot be read \(Input/output error\)"):
+    with pytest.raises(
+        CorpusError, match=r"a.txt: the corpus cannot be read \(Input/output error\)"
+    ):
         documents(path)
 
 
 def test_a_pipe_is_refused(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(CorpusError, match="pipe: corpus is a pipe, socket or device, expected a regular file"):
+    with pytest.raises(
+        CorpusError, match="pipe: corpus is a pipe, socket or device, expected a regular file"
+    ):
         documents(path)

@@ -24,11 +24,13 @@ from tests.shared.models import write_gguf
 TEXTS = [*documents(40), "", *documents(3)]
 
 
-# --- What it prints --------------------------------------------------------------------------------------------------
+# --- What it prints -------------------------------------------------------------------------------
 
 
 def test_a_summary_for_people(corpus, tokenizer, out):
-    result = build_here("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--shard-tokens", 500)
+    result = build_here(
+        "--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--shard-tokens", 500
+    )
     assert result.exit_code == 0
     assert result.stderr == ""
     rows = dict(line.split(None, 1) for line in result.stdout.splitlines())
@@ -44,7 +46,9 @@ def test_a_summary_for_people(corpus, tokenizer, out):
 
 
 def test_a_summary_for_programs_and_nothing_else(corpus, tokenizer, out):
-    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--json", "--memory", "4G")
+    process = run_build(
+        "--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--json", "--memory", "4G"
+    )
     assert process.returncode == 0
     assert process.stderr == ""
     summary = json.loads(process.stdout)
@@ -60,8 +64,19 @@ def test_options_of_records_reach_the_build(tokenizer, out, tmp_path):
     records = tmp_path / "records.jsonl"
     records.write_text('{"text": "x", "chat": ["a", "b"]}\n{"text": "y", "chat": ["c", "d"]}\n')
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    options = ("--field", "chat", "--max-documents", 1, "--include", "*.py", "--chat-template", template)
-    result = build_here("--corpus", records, *options, "--tokenizer", tokenizer, "--out", out, "--workers", 1)
+    options = (
+        "--field",
+        "chat",
+        "--max-documents",
+        1,
+        "--include",
+        "*.py",
+        "--chat-template",
+        template,
+    )
+    result = build_here(
+        "--corpus", records, *options, "--tokenizer", tokenizer, "--out", out, "--workers", 1
+    )
     assert result.exit_code == 0, result.output
     manifest = Manifest.read(out)
     (only,) = manifest.corpora
@@ -70,7 +85,7 @@ def test_options_of_records_reach_the_build(tokenizer, out, tmp_path):
     assert manifest.options["chat_template"].startswith("sha256:")
 
 
-# --- What goes wrong -------------------------------------------------------------------------------------------------
+# --- What goes wrong ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -96,14 +111,20 @@ def test_bad_usage_is_status_2(arguments, message):
     ("changed", "message"),
     [
         ({"--out": "/"}, "/: directory is "),
-        ({"--corpus": "~no-such-user"}, "~no-such-user: corpus is absent, expected a file, a directory or an address"),
+        (
+            {"--corpus": "~no-such-user"},
+            "~no-such-user: corpus is absent, expected a file, a directory or an address",
+        ),
         ({"--corpus": ""}, "corpus: path is empty, expected one of a file or a directory"),
         ({"--tokenizer": ""}, "tokenizer: name is empty, expected a tokenizer.json"),
         ({"--tokenizer": __file__}, "test_build_cli.py: tokenizer is "),
         ({"--tokenizer": "~no-such-user"}, "~no-such-user: tokenizer is absent"),
         ({"--chat-template": "~no-such-user"}, "~no-such-user: chat template is not readable"),
         ({"--corpus": "x" * 300}, "x: the corpus cannot be read (File name too long)"),
-        ({"--out": "s3://bucket/ds"}, "s3:/bucket/ds: location is an address, expected a directory of this machine"),
+        (
+            {"--out": "s3://bucket/ds"},
+            "s3:/bucket/ds: location is an address, expected a directory of this machine",
+        ),
         ({"--out": "x" * 300}, ": the datastore cannot be written (File name too long)"),
     ],
 )
@@ -128,7 +149,9 @@ def test_an_error_of_the_system_is_one_line_too(corpus, tokenizer, out, monkeypa
     assert result.stderr == "Error: [Errno 13] Permission denied: '/some/file'\n"
 
 
-def test_an_interrupt_is_status_130_and_can_be_resumed(corpus, tokenizer, out, tmp_path, monkeypatch):
+def test_an_interrupt_is_status_130_and_can_be_resumed(
+    corpus, tokenizer, out, tmp_path, monkeypatch
+):
     """SIGINT while a shard is being sorted: nobody waits for it."""
     arguments = ("--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500)
     assert build_here(*arguments, "--out", tmp_path / "whole").exit_code == 0
@@ -199,7 +222,7 @@ def test_names_that_are_not_utf8_are_built_and_printed(tokenizer, tmp_path):
     assert manifest.tokenizer.name == f"{tmp_path}/\ufffd/tokenizer.json"
 
 
-# --- Progress --------------------------------------------------------------------------------------------------------
+# --- Progress -------------------------------------------------------------------------------------
 
 
 def test_a_line_shows_share_amount_and_time_left():
@@ -231,9 +254,15 @@ def test_progress_is_shown_on_a_terminal_only(corpus, tokenizer, out, monkeypatc
     for term, quiet in (("xterm", ()), ("dumb", ()), ("xterm", ("--quiet",))):
         main, terminal = pty.openpty()
         try:
-            arguments = command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--json", *quiet)
+            arguments = command(
+                "--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--json", *quiet
+            )
             process = subprocess.run(
-                arguments, env={**os.environ, "TERM": term}, stdout=subprocess.PIPE, stderr=terminal, check=True
+                arguments,
+                env={**os.environ, "TERM": term},
+                stdout=subprocess.PIPE,
+                stderr=terminal,
+                check=True,
             )
             shown = b""
             while select.select([main], [], [], 0)[0]:
@@ -249,17 +278,24 @@ def test_progress_is_shown_on_a_terminal_only(corpus, tokenizer, out, monkeypatc
             assert shown == b""
 
 
-# --- Starting --------------------------------------------------------------------------------------------------------
+# --- Starting -------------------------------------------------------------------------------------
 
 
 def test_a_build_loads_no_more_than_it_takes(corpus, out, tmp_path):
-    """Text and the tokenizer of a GGUF file take neither transformers nor torch, and help next to nothing."""
+    """Text and the tokenizer of a GGUF file take neither
+    transformers nor torch, and help next to nothing.
+    """
     large = "{'torch', 'transformers', 'gguf', 'pyarrow', 'fsspec', 'grpc'} & sys.modules.keys()"
     before = f"import atexit, sys; atexit.register(lambda: print({large}))"
     gguf = write_gguf(tmp_path / "tiny.gguf")
-    process = run_build("--corpus", corpus, "--tokenizer", gguf, "--out", out, "--quiet", before=before)
+    process = run_build(
+        "--corpus", corpus, "--tokenizer", gguf, "--out", out, "--quiet", before=before
+    )
     assert (process.stdout, process.stderr) == ("set()\n", "")
     script = "import sys, build_index.cli; print({'numpy', 'tokenizers'} & sys.modules.keys())"
     assert (
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "set()\n"
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout
+        == "set()\n"
     )

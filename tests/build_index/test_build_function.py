@@ -58,7 +58,16 @@ def test_a_build_is_that_of_the_command(corpus: Path, tmp_path: Path) -> None:
         assert [corpus["documents"] for corpus in store.manifest.corpora] == [8, 8]
         assert store.path == tmp_path / "ds"
     assert "tokenizing" in stages
-    words = ["--corpus", corpus, "--corpus", records, "--tokenizer", tokenizer, "--out", tmp_path / "other"]
+    words = [
+        "--corpus",
+        corpus,
+        "--corpus",
+        records,
+        "--tokenizer",
+        tokenizer,
+        "--out",
+        tmp_path / "other",
+    ]
     words += ["--include", "*.py", "--exclude", "1.py", "--exclude", "2.py", "--max-documents", 8]
     words += ["--shard-tokens", 100, "--memory", "4G"]
     done = CliRunner().invoke(main, ["build", *map(str, words)])
@@ -68,7 +77,11 @@ def test_a_build_is_that_of_the_command(corpus: Path, tmp_path: Path) -> None:
 
 def test_numbers_of_numpy_are_numbers(corpus: Path, tmp_path: Path) -> None:
     """A build records its options as JSON, which has no numbers of numpy."""
-    options = {"shard_tokens": np.int64(100), "max_documents": np.int32(3), "memory": np.int64(4 << 30)}
+    options = {
+        "shard_tokens": np.int64(100),
+        "max_documents": np.int32(3),
+        "memory": np.int64(4 << 30),
+    }
     with rest_store.build(corpus, tmp_path / "tokenizer.json", tmp_path / "ds", **options) as store:  # type: ignore[arg-type]
         assert store.manifest.options["shard_tokens"] == 100
         assert store.manifest.corpora[0]["max_documents"] == 3
@@ -81,11 +94,19 @@ def test_a_tokenizer_may_be_loaded_already(corpus: Path, tmp_path: Path) -> None
     rest_store.build(corpus, directory, tmp_path / "expected", memory="4G")
     for tokenizer in (loaded, loaded.backend_tokenizer):
         store = rest_store.build(corpus, tokenizer, tmp_path / "ds", memory="4G")
-        assert store.tokenizer.fingerprint == rest_store.Datastore.open(tmp_path / "expected").tokenizer.fingerprint
+        assert (
+            store.tokenizer.fingerprint
+            == rest_store.Datastore.open(tmp_path / "expected").tokenizer.fingerprint
+        )
         rest_store.Datastore.open(tmp_path / "ds", tokenizer=loaded)
     chat = tmp_path / "chat.jsonl"
-    chat.write_text('{"messages": [{"role": "user", "content": "add"}, {"role": "assistant", "content": "first"}]}\n')
-    stores = [rest_store.build(chat, form, tmp_path / "ds", memory="4G") for form in (directory, loaded)]
+    chat.write_text(
+        '{"messages": [{"role": "user", "content": "add"}, {"role": "assistant", "content":'
+        ' "first"}]}\n'
+    )
+    stores = [
+        rest_store.build(chat, form, tmp_path / "ds", memory="4G") for form in (directory, loaded)
+    ]
     assert stores[0].info().token_count == stores[1].info().token_count, "with its chat template"
 
 
@@ -95,13 +116,43 @@ def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path) -> None:
         (CorpusNotFoundError, "corpus is absent", (tmp_path / "none", tokenizer), {}),
         (BuildError, "the number of corpora is 0", ([], tokenizer), {}),
         (TokenizerLoadError, "tokenizer is absent", (corpus, tmp_path / "none.json"), {}),
-        (TokenizerLoadError, "tokenizer is a object, expected a fast tokenizer", (corpus, object()), {}),
-        (BuildError, "the number of tokens is 1, expected 2..", (corpus, tokenizer), {"shard_tokens": 1}),
-        (BuildError, "shard_tokens is 100.0, expected a whole number", (corpus, tokenizer), {"shard_tokens": 100.0}),
-        (BuildError, "workers is '2', expected a whole number", (corpus, tokenizer), {"workers": "2"}),
+        (
+            TokenizerLoadError,
+            "tokenizer is a object, expected a fast tokenizer",
+            (corpus, object()),
+            {},
+        ),
+        (
+            BuildError,
+            "the number of tokens is 1, expected 2..",
+            (corpus, tokenizer),
+            {"shard_tokens": 1},
+        ),
+        (
+            BuildError,
+            "shard_tokens is 100.0, expected a whole number",
+            (corpus, tokenizer),
+            {"shard_tokens": 100.0},
+        ),
+        (
+            BuildError,
+            "workers is '2', expected a whole number",
+            (corpus, tokenizer),
+            {"workers": "2"},
+        ),
         (BuildError, "build: memory is 0, expected at least 1", (corpus, tokenizer), {"memory": 0}),
-        (MemoryBudgetError, r"the memory budget is 1\.0 MiB, expected at", (corpus, tokenizer), {"memory": 1 << 20}),
-        (CorpusError, "max_documents is 1.5, expected a whole number", (corpus, tokenizer), {"max_documents": 1.5}),
+        (
+            MemoryBudgetError,
+            r"the memory budget is 1\.0 MiB, expected at",
+            (corpus, tokenizer),
+            {"memory": 1 << 20},
+        ),
+        (
+            CorpusError,
+            "max_documents is 1.5, expected a whole number",
+            (corpus, tokenizer),
+            {"max_documents": 1.5},
+        ),
         (MemoryBudgetError, "size is 'much'", (corpus, tokenizer), {"memory": "much"}),
         (BuildError, "unfinished build is absent", (corpus, tokenizer), {"resume": True}),
     ):
@@ -117,6 +168,11 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
 ) -> None:
     (corpus / "a.zst").write_bytes(zstandard.compress(b"text"))
     monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]  # to import is what is not installed
-    expected = rf"the package '{package}' is missing, expected it to be installed: pip install 'rest-store\[build\]'"
+    expected = (
+        rf"the package '{package}' is missing, expected it to be installed: pip install"
+        r" 'rest-store\[build\]'"
+    )
     with pytest.raises(MissingExtraError, match=expected):
-        rest_store.build(corpus, tmp_path / "tokenizer.json", tmp_path / "ds", include="*.zst", memory="4G")
+        rest_store.build(
+            corpus, tmp_path / "tokenizer.json", tmp_path / "ds", include="*.zst", memory="4G"
+        )

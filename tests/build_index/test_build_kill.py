@@ -1,4 +1,6 @@
-"""Builds killed (SIGKILL) at chosen operations on files: what is at the place is whole, and the rest can be resumed."""
+"""Builds killed (SIGKILL) at chosen operations on files: what is at
+the place is whole, and the rest can be resumed.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ from tests.shared.builds import (
 
 STEPS = 12
 
-# A build does this first, to be killed at the n-th time that the interpreter reports an operation on files below a
-# directory (PEP 578).
+# A build does this first, to be killed at the n-th time that the interpreter reports an operation
+# on files below a directory (PEP 578).
 KILLED = """
 import os, signal, sys
 left = [{step}]
@@ -56,9 +58,22 @@ def inputs(tmp_path_factory):
     tokenizer = write_tokenizer(directory / "tokenizer.json")
     texts = documents(60, seed=2)
     corpus = write_jsonl(directory / "corpus.jsonl", [*texts, *texts[:10]])
-    arguments = ["--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500, "--memory", "64G", "--quiet"]
+    arguments = [
+        "--corpus",
+        corpus,
+        "--tokenizer",
+        tokenizer,
+        "--shard-tokens",
+        500,
+        "--memory",
+        "64G",
+        "--quiet",
+    ]
     old = write_jsonl(directory / "old.jsonl", texts[:3])
-    assert run_build("--corpus", old, "--tokenizer", tokenizer, "--out", directory / "old").returncode == 0
+    assert (
+        run_build("--corpus", old, "--tokenizer", tokenizer, "--out", directory / "old").returncode
+        == 0
+    )
     assert run_build(*arguments, "--out", directory / "new").returncode == 0
     info = Datastore.open(directory / "new").info()
     assert info.shard_count >= 10
@@ -66,13 +81,16 @@ def inputs(tmp_path_factory):
 
 
 def require_whole_and_resumable(arguments, out, old, expected):
-    """After a kill: the datastore there is the new one, the old one, or none, and another build makes the new one.
+    """After a kill: the datastore there is the new one, the old
+    one, or none, and another build makes the new one.
 
     That resumes, or begins anew where there is nothing to resume. Return the shards that were kept.
     """
     assert leftovers(out) in ([], [".ds.building"])
     files = contents(out)
-    assert files in ([expected] if old is None else [expected, old]) or (not out.exists() and old is None)
+    assert files in ([expected] if old is None else [expected, old]) or (
+        not out.exists() and old is None
+    )
     kept = kept_shards(out)
     run = build_here(*arguments, "--out", out, "--resume")
     if run.exit_code:
@@ -90,34 +108,46 @@ def require_whole_and_resumable(arguments, out, old, expected):
 def test_killed_at_every_kind_of_step(inputs, tmp_path, has_old, after_rename):
     """No instant is left to chance: the process kills itself at chosen operations on files."""
     arguments, expected, old = inputs
-    steps = range(1, 20, 2) if after_rename else sorted(random.Random(3).sample(range(1, 90), STEPS))
+    steps = (
+        range(1, 20, 2) if after_rename else sorted(random.Random(3).sample(range(1, 90), STEPS))
+    )
     kept, killed = set(), 0
     for step in steps:
         out = tmp_path / str(step) / "ds"
         out.parent.mkdir()
         if has_old:
             shutil.copytree(old, out)
-        script = KILLED.format(place=str(out.parent), step=step) + (IN_PLACE if after_rename else AT_ONCE)
+        script = KILLED.format(place=str(out.parent), step=step) + (
+            IN_PLACE if after_rename else AT_ONCE
+        )
         build = command(*arguments, "--out", out, before=script)
         process = subprocess.run(build, capture_output=True, check=False)
         if process.returncode == 0:
             break
         assert process.returncode == -9, process.stderr
         killed += 1
-        kept.add(require_whole_and_resumable(arguments, out, contents(old) if has_old else None, expected))
+        kept.add(
+            require_whole_and_resumable(
+                arguments, out, contents(old) if has_old else None, expected
+            )
+        )
     assert killed >= 3
     if not after_rename:
         assert len(kept) >= 3, "at different shards"
 
 
-# --- Where directories cannot be exchanged ----------------------------------------------------------------------------
+# --- Where directories cannot be exchanged --------------------------------------------------------
 
 NO_FLAG = 1 << 20  # which no kernel knows
 WITHOUT_EXCHANGE = f"from build_index import staging; staging._RENAME_EXCHANGE = {NO_FLAG}\n"
 
 
-def test_without_exchange_a_kill_leaves_the_old_datastore_or_the_new_one(inputs, tmp_path, monkeypatch):
-    """As on NFS and macOS: whenever the build is killed, the datastore is whole, and the next build succeeds."""
+def test_without_exchange_a_kill_leaves_the_old_datastore_or_the_new_one(
+    inputs, tmp_path, monkeypatch
+):
+    """As on NFS and macOS: whenever the build is killed, the
+    datastore is whole, and the next build succeeds.
+    """
     arguments, _, old = inputs
     assert build_here(*arguments, "--out", tmp_path / "new").exit_code == 0
     monkeypatch.setattr(staging, "_RENAME_EXCHANGE", NO_FLAG)
@@ -129,7 +159,9 @@ def test_without_exchange_a_kill_leaves_the_old_datastore_or_the_new_one(inputs,
         status = run_build(*arguments, "--out", out, before=script).returncode
         assert status in (0, -signal.SIGKILL)
         check_datastore(out)
-        found.append(next(name for name, stored in documents_of.items() if stored == stored_documents(out)))
+        found.append(
+            next(name for name, stored in documents_of.items() if stored == stored_documents(out))
+        )
         assert build_here(*arguments, "--out", out).exit_code == 0
         assert stored_documents(out) == documents_of["new"]
         assert len(contents(out)) == len(contents(tmp_path / "new"))

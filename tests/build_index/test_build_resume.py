@@ -55,7 +55,9 @@ def expected(corpus, tokenizer, tmp_path):
 
 @contextmanager
 def interrupt(owner, name, call, *, after=False, error=KilledError):
-    """Let a build end with an error at the n-th call of a function, before or after it does its work."""
+    """Let a build end with an error at the n-th call of a function,
+    before or after it does its work.
+    """
     function = getattr(owner, name)
     numbers = itertools.count(1)
 
@@ -87,7 +89,9 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("owner", "name", "call", "after"), PLACES)
-def test_a_build_resumes_to_the_same_bytes(corpus, tokenizer, out, expected, owner, name, call, after):
+def test_a_build_resumes_to_the_same_bytes(
+    corpus, tokenizer, out, expected, owner, name, call, after
+):
     with interrupt(owner, name, call, after=after), pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     assert not out.exists()
@@ -131,7 +135,11 @@ def test_incomplete_files_that_kills_left_do_not_pile_up(corpus, tokenizer, out)
     staging = out.with_name(".ds.building")
     with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out)
-    for name in (".plan.json.1.part", "slices/.0000.1.part", "datastore/.shard-00000.tokens.1.part"):
+    for name in (
+        ".plan.json.1.part",
+        "slices/.0000.1.part",
+        "datastore/.shard-00000.tokens.1.part",
+    ):
         (staging / name).write_text("")
     with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out)
@@ -139,7 +147,7 @@ def test_incomplete_files_that_kills_left_do_not_pile_up(corpus, tokenizer, out)
     assert list(staging.rglob("*.part")) == []
 
 
-# --- What is refused -------------------------------------------------------------------------------------------------
+# --- What is refused ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -152,7 +160,9 @@ def interrupted(corpus, tokenizer, out, expected):
 
 
 def refuse(build_options, message):
-    """Resuming is refused with a message, and is still possible afterwards with the right options."""
+    """Resuming is refused with a message, and is still
+    possible afterwards with the right options.
+    """
     with pytest.raises(ResumeError, match=message):
         build(build_options)
     assert kept_shards(build_options.out) == 2
@@ -160,12 +170,21 @@ def refuse(build_options, message):
 
 
 def test_other_options_are_refused_by_name(interrupted, expected):
-    refuse(replace(interrupted, shard_tokens=600), "ds: shard_tokens is 600, expected 500, as in the unfinished build")
+    refuse(
+        replace(interrupted, shard_tokens=600),
+        "ds: shard_tokens is 600, expected 500, as in the unfinished build",
+    )
     refuse(replace(interrupted, shard_tokens=None), "ds: shard_tokens is not set, expected 500")
-    refuse(replace(interrupted, chat_template="{{ 1 }}"), "ds: chat template is sha256:.*, expected not set")
+    refuse(
+        replace(interrupted, chat_template="{{ 1 }}"),
+        "ds: chat template is sha256:.*, expected not set",
+    )
     (spec,) = interrupted.corpora
     other = CorpusSpec(spec.path, max_documents=50)
-    refuse(replace(interrupted, corpora=(other,)), r"corpora is path=.*max_documents=50, expected path=.*jsonl, as in")
+    refuse(
+        replace(interrupted, corpora=(other,)),
+        r"corpora is path=.*max_documents=50, expected path=.*jsonl, as in",
+    )
     build(interrupted)
     assert contents(interrupted.out) == expected
 
@@ -173,7 +192,10 @@ def test_other_options_are_refused_by_name(interrupted, expected):
 def test_another_tokenizer_is_refused(interrupted, tokenizer, expected):
     before = tokenizer.read_text()
     write_tokenizer(tokenizer, vocab_size=301)
-    refuse(interrupted, "ds: tokenizer content is [0-9a-f]{64}, expected [0-9a-f]{64}, as in the unfinished build")
+    refuse(
+        interrupted,
+        "ds: tokenizer content is [0-9a-f]{64}, expected [0-9a-f]{64}, as in the unfinished build",
+    )
     tokenizer.write_text(before)
     build(interrupted)
     assert contents(interrupted.out) == expected
@@ -186,25 +208,37 @@ def test_another_release_is_refused(interrupted, monkeypatch):
 
 def test_a_changed_corpus_is_refused(interrupted, corpus):
     write_jsonl(corpus, ["other", *TEXTS[1:]])
-    refuse(interrupted, r"ds: corpus files is cut=1 files=1 sha256=\w+, expected cut=1 files=1 sha256=\w+, as in")
+    refuse(
+        interrupted,
+        r"ds: corpus files is cut=1 files=1 sha256=\w+, expected cut=1 files=1 sha256=\w+, as in",
+    )
 
 
 def test_a_damaged_shard_is_refused(interrupted):
     tokens = interrupted.out.parent / ".ds.building" / "datastore" / "shard-00001.tokens"
     before = tokens.read_bytes()
     tokens.write_bytes(before[:-1])
-    refuse(interrupted, r"unfinished build is damaged \(.*: size is [0-9]+ bytes, expected .*\), expected intact")
+    refuse(
+        interrupted,
+        r"unfinished build is damaged \(.*: size is [0-9]+ bytes, expected .*\), expected intact",
+    )
     other = tokens.with_name("shard-00000.tokens").read_bytes()
     assert len(other) != len(before)
     tokens.write_bytes(other)
-    refuse(interrupted, r"shard-00001\.tokens: the number of positions is \d+, expected \d+; or build without --resume")
+    refuse(
+        interrupted,
+        r"shard-00001\.tokens: the number of positions is \d+, expected \d+; or build without"
+        r" --resume",
+    )
     (tokens.parent / "shard-00001.suffixes").unlink()
     tokens.write_bytes(before[:300] + bytes([before[300] ^ 1]) + before[301:])
-    with pytest.raises(ResumeError, match=r"unfinished build is damaged \(.*: SHA-256 of the payload is "):
+    with pytest.raises(
+        ResumeError, match=r"unfinished build is damaged \(.*: SHA-256 of the payload is "
+    ):
         build(interrupted)
 
 
-# --- Without `resume` ------------------------------------------------------------------------------------------------
+# --- Without `resume` -----------------------------------------------------------------------------
 
 
 def test_the_same_build_goes_on_with_what_is_there(interrupted, expected, tmp_path):
@@ -212,7 +246,9 @@ def test_the_same_build_goes_on_with_what_is_there(interrupted, expected, tmp_pa
     assert contents(interrupted.out) == expected
 
 
-def test_other_free_memory_changes_nothing_as_long_as_the_shards_fit(corpus, tokenizer, out, monkeypatch):
+def test_other_free_memory_changes_nothing_as_long_as_the_shards_fit(
+    corpus, tokenizer, out, monkeypatch
+):
     summaries = []
     for free in (64 << 30, 8 << 30):
         monkeypatch.setattr(builder, "available_bytes", lambda: 16 << 30)
@@ -238,16 +274,20 @@ def test_a_damaged_build_begins_anew(interrupted, expected):
 
 
 def test_an_export_takes_the_place_of_an_unfinished_build(interrupted, tokenizer, tmp_path):
-    with LiveDatastore.open(tmp_path / "live", tokenizer=load_tokenizer(tokenizer).identity) as live:
+    with LiveDatastore.open(
+        tmp_path / "live", tokenizer=load_tokenizer(tokenizer).identity
+    ) as live:
         live.add([[1, 2, 3]])
         assert export(live, interrupted.out).info().document_count == 1
     assert leftovers(interrupted.out) == []
 
 
-# --- Failures --------------------------------------------------------------------------------------------------------
+# --- Failures -------------------------------------------------------------------------------------
 
 
-def test_a_corpus_that_has_to_be_repaired_costs_nothing_of_the_others(tokenizer, out, tmp_path, monkeypatch):
+def test_a_corpus_that_has_to_be_repaired_costs_nothing_of_the_others(
+    tokenizer, out, tmp_path, monkeypatch
+):
     good = write_jsonl(tmp_path / "good.jsonl", TEXTS)
     last = write_jsonl(tmp_path / "last.jsonl", documents(9, seed=2))
     whole = last.read_text()
@@ -261,18 +301,28 @@ def test_a_corpus_that_has_to_be_repaired_costs_nothing_of_the_others(tokenizer,
     tokenized, sorted_ones = [], []
     digest, sort = slices.content_digest, shard_sorter.sorted_suffixes
     monkeypatch.setattr(
-        slices, "content_digest", lambda document: tokenized.append(document.origin) or digest(document)
+        slices,
+        "content_digest",
+        lambda document: tokenized.append(document.origin) or digest(document),
     )
-    monkeypatch.setattr(shard_sorter, "sorted_suffixes", lambda *data: sorted_ones.append(1) or sort(*data))
+    monkeypatch.setattr(
+        shard_sorter, "sorted_suffixes", lambda *data: sorted_ones.append(1) or sort(*data)
+    )
     build_quick([good, last], tokenizer, out, shard_tokens=500)
     assert contents(out) == contents(tmp_path / "whole")
     assert {origin.rpartition(":")[0] for origin in tokenized} == {str(last)}
-    assert len(sorted_ones) < len(list(out.glob("*.suffixes"))) - 2, "what is sorted of the same tokens is kept"
+    assert len(sorted_ones) < len(list(out.glob("*.suffixes"))) - 2, (
+        "what is sorted of the same tokens is kept"
+    )
 
 
-def test_corpora_that_change_their_places_keep_what_was_made_of_them(tokenizer, out, tmp_path, monkeypatch):
+def test_corpora_that_change_their_places_keep_what_was_made_of_them(
+    tokenizer, out, tmp_path, monkeypatch
+):
     """One is left out, and another one is read first."""
-    first, second, third = (write_jsonl(tmp_path / f"{name}.jsonl", documents(20, seed=name)) for name in (3, 4, 5))
+    first, second, third = (
+        write_jsonl(tmp_path / f"{name}.jsonl", documents(20, seed=name)) for name in (3, 4, 5)
+    )
     build_quick([third, second], tokenizer, tmp_path / "whole", shard_tokens=500)
     with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
         build_quick([first, second, third], tokenizer, out, shard_tokens=500)
@@ -287,7 +337,9 @@ def test_other_options_of_a_corpus_keep_nothing_of_it(tokenizer, out, tmp_path):
     corpus.write_text('{"text": "x", "other": "y"}\n')
     with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out)
-    build(replace(options(corpus, tokenizer, out), corpora=(CorpusSpec(str(corpus), field="other"),)))
+    build(
+        replace(options(corpus, tokenizer, out), corpora=(CorpusSpec(str(corpus), field="other"),))
+    )
     assert stored_documents(out) == [load_tokenizer(tokenizer).encode_batch(["y"])[0].tolist()]
 
 
@@ -300,7 +352,9 @@ def test_other_options_of_a_corpus_keep_nothing_of_it(tokenizer, out, tmp_path):
         (shard_sorter, "write_suffixes", 4),
     ],
 )
-def test_a_disk_that_fills_up_is_one_clear_error(corpus, tokenizer, out, expected, owner, name, kept):
+def test_a_disk_that_fills_up_is_one_clear_error(
+    corpus, tokenizer, out, expected, owner, name, kept
+):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     build_quick(corpus, tokenizer, out)
     old = contents(out)

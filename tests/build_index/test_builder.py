@@ -1,4 +1,6 @@
-"""Whole builds: what is stored, what is dropped, where shards end, and that the same input gives the same bytes."""
+"""Whole builds: what is stored, what is dropped, where shards end,
+and that the same input gives the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from build_index.corpus_spec import CorpusSpec
 from build_index.tokenization import load_tokenizer, loaded_apart
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import Manifest
-from rest_store.errors import CorpusError, EmptyCorpusError, MemoryBudgetError, TokenizerLoadError
+from rest_store.errors import CorpusError, MemoryBudgetError, TokenizerLoadError
 from tests.shared.builds import (
     build_quick,
     contents,
@@ -42,7 +44,7 @@ def tokens_of(tokenizer, texts):
     return [ids.tolist() for ids in load_tokenizer(tokenizer).encode_batch(texts)]
 
 
-# --- What is stored --------------------------------------------------------------------------------------------------
+# --- What is stored -------------------------------------------------------------------------------
 
 
 def test_a_build_stores_every_document_in_order_and_opens(corpus, tokenizer, out):
@@ -50,12 +52,22 @@ def test_a_build_stores_every_document_in_order_and_opens(corpus, tokenizer, out
     expected = tokens_of(tokenizer, TEXTS)
     assert stored_documents(out) == expected
     assert (summary.documents, summary.tokens) == (60, sum(map(len, expected)))
-    assert (summary.duplicates, summary.skipped, summary.shards, summary.resumed_shards) == (0, {}, 1, 0)
+    assert (summary.duplicates, summary.skipped, summary.shards, summary.resumed_shards) == (
+        0,
+        {},
+        1,
+        0,
+    )
     store = Datastore.open(out, tokenizer=load_tokenizer(tokenizer))
     assert store.info().size == summary.size
     assert store.longest_suffix_match(expected[17], max_suffix=5).length == 5
     assert leftovers(out) == []
-    assert set(contents(out)) == {"manifest.json", "tokenizer.json", "shard-00000.tokens", "shard-00000.suffixes"}
+    assert set(contents(out)) == {
+        "manifest.json",
+        "tokenizer.json",
+        "shard-00000.tokens",
+        "shard-00000.suffixes",
+    }
     assert load_tokenizer(out / "tokenizer.json").identity == store.manifest.tokenizer
     assert summary.peak_memory > 0
     assert set(summary.stage_seconds) == {"load", "read", "tokenize", "sort"}
@@ -65,7 +77,10 @@ def test_a_build_stores_every_document_in_order_and_opens(corpus, tokenizer, out
 def test_the_manifest_records_the_corpora_and_options(corpus, tokenizer, out, tmp_path):
     texts = ["one two", "three", "one two"]
     tree = tmp_path / "tree"
-    write_files(tree, {"data.bin": b"\x89\0", **{f"{number}.txt": text for number, text in enumerate(texts)}})
+    write_files(
+        tree,
+        {"data.bin": b"\x89\0", **{f"{number}.txt": text for number, text in enumerate(texts)}},
+    )
     specs = (CorpusSpec(str(corpus), max_documents=7), CorpusSpec(str(tree)))
     summary = build(BuildOptions(specs, str(tokenizer), out, shard_tokens=500, memory=1 << 40))
     manifest = Manifest.read(out)
@@ -83,7 +98,9 @@ def test_the_manifest_records_the_corpora_and_options(corpus, tokenizer, out, tm
 def test_conversations_are_stored_as_the_template_renders_them(tokenizer, out, tmp_path):
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"data": ["print first", "return <|im_end|>"]}) + "\n")
-    with pytest.raises(CorpusError, match=r"the chat template of .* is absent, .* pass --chat-template FILE"):
+    with pytest.raises(
+        CorpusError, match=r"the chat template of .* is absent, .* pass --chat-template FILE"
+    ):
         build_quick(path, tokenizer, out)
     build_quick(path, tokenizer, out, chat_template=CHATML)
     assert leftovers(out) == []
@@ -103,7 +120,7 @@ def test_vocabularies_on_both_sides_of_two_bytes_work(out, tmp_path, size):
     assert Datastore.open(out).longest_suffix_match([1, size - 1]).count == 2
 
 
-# --- What is dropped -------------------------------------------------------------------------------------------------
+# --- What is dropped ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1, 3, 1000])
@@ -122,7 +139,9 @@ def test_exact_duplicates_are_dropped_within_and_across_batches_and_corpora(
 def test_documents_without_tokens_are_counted(out, tmp_path):
     (tmp_path / "tokenizer.json").write_text(word_piece().to_str())
     corpus = write_jsonl(tmp_path / "corpus.jsonl", ["print", "\u200b\u200b", "", "  \n", "range"])
-    with pytest.warns(UserWarning, match=r"corpus.jsonl: 60% was left out \(2 empty, 1 without tokens\)"):
+    with pytest.warns(
+        UserWarning, match=r"corpus.jsonl: 60% was left out \(2 empty, 1 without tokens\)"
+    ):
         summary = build_quick(corpus, tmp_path / "tokenizer.json", out)
     assert summary.lost == {str(corpus): 0.6}
     assert len(stored_documents(out)) == summary.documents == 2
@@ -130,13 +149,18 @@ def test_documents_without_tokens_are_counted(out, tmp_path):
     assert Manifest.read(out).corpora[0]["without_tokens"] == 1
 
 
-def test_a_datastore_of_nothing_is_refused_with_what_was_skipped_and_left_out(tokenizer, out, tmp_path):
+def test_a_datastore_of_nothing_is_refused_with_what_was_skipped_and_left_out(
+    tokenizer, out, tmp_path
+):
     """A misspelled ending is found at once."""
     first, tree = write_jsonl(tmp_path / "a.jsonl", ["", " "]), tmp_path / "tree"
     write_files(tree, dict.fromkeys(["a.py", "b.py", "c.rs"], "text"))
     specs = (CorpusSpec(str(first)), CorpusSpec(str(tree), include=("*.cbl",)))
-    expected = f"{first}, {tree}: corpus is without a text to store (3 left out by --include, 2 empty), expected at "
-    with pytest.raises(EmptyCorpusError) as error:
+    expected = (
+        f"{first}, {tree}: corpus is without a text to store (3 left out by --include, 2 empty),"
+        " expected at "
+    )
+    with pytest.raises(CorpusError) as error:
         build(BuildOptions(specs, str(tokenizer), out, memory=1 << 40))
     assert str(error.value).startswith(expected)
     assert leftovers(out) == []
@@ -144,7 +168,9 @@ def test_a_datastore_of_nothing_is_refused_with_what_was_skipped_and_left_out(to
 
 
 def test_the_output_and_other_datastores_inside_a_corpus_are_no_part_of_it(tokenizer, tmp_path):
-    """Neither the datastore of the last build nor the new one is read, so that each build stores the same."""
+    """Neither the datastore of the last build nor the new one is
+    read, so that each build stores the same.
+    """
     tree = tmp_path / "tree"
     write_files(tree, {"a.txt": "some text"})
     first = build_quick(tree, tokenizer, tree / "ds")
@@ -153,11 +179,13 @@ def test_the_output_and_other_datastores_inside_a_corpus_are_no_part_of_it(token
     second = build_quick(tree, tokenizer, tree / "ds")
     assert (first.documents, first.skipped) == (1, {})
     assert (second.documents, second.skipped) == (1, {"datastore": 2})
-    assert {name: data for name, data in contents(tree / "ds").items() if name != "manifest.json"} == files
+    assert {
+        name: data for name, data in contents(tree / "ds").items() if name != "manifest.json"
+    } == files
     assert leftovers(tree / "ds") == ["a.txt", "other"]
 
 
-# --- Shards ----------------------------------------------------------------------------------------------------------
+# --- Shards ---------------------------------------------------------------------------------------
 
 
 def test_shards_end_at_documents(corpus, tokenizer, out):
@@ -172,7 +200,9 @@ def test_shards_end_at_documents(corpus, tokenizer, out):
     place = 0
     for record, following in pairwise(records):
         place += record.document_count
-        assert record.position_count + len(expected[place]) + 1 > 400, "there was room for the next document"
+        assert record.position_count + len(expected[place]) + 1 > 400, (
+            "there was room for the next document"
+        )
         assert following.document_count
     single = build_quick(corpus, tokenizer, out)
     assert single.shards == 1
@@ -183,7 +213,9 @@ def test_shards_end_at_documents(corpus, tokenizer, out):
 def test_a_document_longer_than_a_shard_is_split_into_pieces(out, tmp_path, shard_tokens):
     (tmp_path / "tokenizer.json").write_text(word_level(100).to_str())
     words = [f"w{number}" for number in range(1, 40)]
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", [" ".join(words[:1]), " ".join(words), " ".join(words[3:4])])
+    corpus = write_jsonl(
+        tmp_path / "corpus.jsonl", [" ".join(words[:1]), " ".join(words), " ".join(words[3:4])]
+    )
     summary = build_quick(corpus, tmp_path / "tokenizer.json", out, shard_tokens=shard_tokens)
     pieces = stored_documents(out)
     assert pieces[0] == [1]
@@ -210,10 +242,12 @@ def test_no_more_shards_are_sorted_at_once_than_allowed(corpus, tokenizer, out, 
     assert at_once == [True] * summary.shards
 
 
-# --- Over an old datastore -------------------------------------------------------------------------------------------
+# --- Over an old datastore ------------------------------------------------------------------------
 
 
-def test_an_old_datastore_stays_until_the_new_one_is_complete(corpus, tokenizer, out, tmp_path, monkeypatch):
+def test_an_old_datastore_stays_until_the_new_one_is_complete(
+    corpus, tokenizer, out, tmp_path, monkeypatch
+):
     build_quick(write_jsonl(tmp_path / "old.jsonl", ["something old"]), tokenizer, out)
     old = contents(out)
     reader = Datastore.open(out)
@@ -233,7 +267,7 @@ def test_an_old_datastore_stays_until_the_new_one_is_complete(corpus, tokenizer,
     assert match.length == 4, "a reader of the old datastore keeps it"
 
 
-# --- Progress --------------------------------------------------------------------------------------------------------
+# --- Progress -------------------------------------------------------------------------------------
 
 
 def test_a_listener_sees_every_stage_come_to_its_end(corpus, tokenizer, out, monkeypatch):
@@ -249,14 +283,20 @@ def test_a_listener_sees_every_stage_come_to_its_end(corpus, tokenizer, out, mon
         assert earlier.stage != later.stage or earlier.done <= later.done
     spec = CorpusSpec(str(corpus), max_documents=5)
     build(BuildOptions((spec,), str(tokenizer), out, memory=1 << 40), seen.append)
-    assert {progress.total for progress in seen if progress.stage == "tokenizing"} == {corpus.stat().st_size, None}
+    assert {progress.total for progress in seen if progress.stage == "tokenizing"} == {
+        corpus.stat().st_size,
+        None,
+    }
 
 
-# --- Memory ----------------------------------------------------------------------------------------------------------
+# --- Memory ---------------------------------------------------------------------------------------
 
 
 def test_the_peak_of_resident_memory_stays_within_the_budget(out, tmp_path):
-    """Uniformly random tokens are the worst case of sorting; the shards are as large as the budget allows."""
+    """Uniformly random tokens are the worst case of sorting.
+
+    The shards are as large as the budget allows.
+    """
     size = 60_000
     (tmp_path / "tokenizer.json").write_text(word_level(size).to_str())
     words = np.array([f"w{number}" for number in range(size)])
@@ -266,7 +306,17 @@ def test_the_peak_of_resident_memory_stays_within_the_budget(out, tmp_path):
         for _ in range(450):
             file.write(json.dumps({"text": " ".join(source.choice(words, 10_000))}) + "\n")
     process = run_build(
-        *("--corpus", corpus, "--tokenizer", tmp_path / "tokenizer.json", "--out", out, "--json", "--memory", "512M")
+        *(
+            "--corpus",
+            corpus,
+            "--tokenizer",
+            tmp_path / "tokenizer.json",
+            "--out",
+            out,
+            "--json",
+            "--memory",
+            "512M",
+        )
     )
     assert process.returncode == 0, process.stderr
     summary = json.loads(process.stdout)
@@ -277,7 +327,9 @@ def test_the_peak_of_resident_memory_stays_within_the_budget(out, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["reading", "sorting"])
-def test_sorting_that_runs_out_of_memory_is_a_memory_error(corpus, tokenizer, out, monkeypatch, where):
+def test_sorting_that_runs_out_of_memory_is_a_memory_error(
+    corpus, tokenizer, out, monkeypatch, where
+):
     def exhausted(*arguments, **others):
         raise MemoryError
 
@@ -285,21 +337,29 @@ def test_sorting_that_runs_out_of_memory_is_a_memory_error(corpus, tokenizer, ou
         monkeypatch.setattr(shard_sorter, "np", SimpleNamespace(fromfile=exhausted, uint8=np.uint8))
     else:
         monkeypatch.setattr(shard_sorter, "sorted_suffixes", exhausted)
-    with pytest.raises(MemoryBudgetError, match=r"shard-00000: memory for sorting is exhausted, expected .* free"):
+    with pytest.raises(
+        MemoryBudgetError, match=r"shard-00000: memory for sorting is exhausted, expected .* free"
+    ):
         build_quick(corpus, tokenizer, out)
     assert not out.exists()
     monkeypatch.undo()
     assert build_quick(corpus, tokenizer, out, resume=True).resumed_shards == 1
 
 
-@pytest.mark.parametrize("form", ["a GGUF file", pytest.param("a directory", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "form", ["a GGUF file", pytest.param("a directory", marks=pytest.mark.slow)]
+)
 def test_the_memory_of_the_example_suffices(corpus, out, tmp_path, form):
-    """512M, with which `--help` explains the option: `transformers`, which imports torch, has its own process."""
+    """512M, with which `--help` explains the option: `transformers`,
+    which imports torch, has its own process.
+    """
     tokenizer = smollm2_gguf()
     if form == "a directory":
         tokenizer = tmp_path / "tokenizer"
         text_tokenizer().save_pretrained(tokenizer)
-    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--json", "--memory", "512M")
+    process = run_build(
+        "--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--json", "--memory", "512M"
+    )
     assert process.returncode == 0, process.stderr
     summary = json.loads(process.stdout)
     assert summary["peak_memory"] < summary["memory"] / 2
@@ -309,7 +369,9 @@ def test_a_directory_of_a_tokenizer_is_loaded_without_torch(tmp_path, monkeypatc
     """Which takes most of the time, and is not needed for it."""
     (tmp_path / "tokenizer").mkdir()
     shutil.copy(tokenizer, tmp_path / "tokenizer" / "tokenizer.json")
-    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    )
     (tmp_path / "torch.py").write_text("import os; os._exit(3)")
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "cwd").mkdir()
@@ -321,7 +383,9 @@ def test_a_directory_of_a_tokenizer_is_loaded_without_torch(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 300, "nobody/nothing"])
-def test_a_name_that_is_no_tokenizer_is_one_error_from_a_process_of_its_own_too(corpus, out, monkeypatch, name):
+def test_a_name_that_is_no_tokenizer_is_one_error_from_a_process_of_its_own_too(
+    corpus, out, monkeypatch, name
+):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(TokenizerLoadError, match=r"tokenizer (is|cannot be) "):

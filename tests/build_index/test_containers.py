@@ -85,7 +85,9 @@ def test_the_files_of_an_archive_are_documents(archive):
     assert [document.text for document in documents] == TEXTS
     assert documents[2].origin == f"{path}/src/chats.jsonl:2"
     assert corpus.counts.skipped == SKIPPED
-    assert corpus.counts.largest["damaged"][1].startswith(f"{path}/bad.jsonl:1: line is not a JSON object")
+    assert corpus.counts.largest["damaged"][1].startswith(
+        f"{path}/bad.jsonl:1: line is not a JSON object"
+    )
     assert corpus.counts.bytes_read == corpus.size
     assert corpus.reader == ("zip" if path.read_bytes()[:2] == b"PK" else "tar")
 
@@ -125,7 +127,10 @@ def test_what_is_lost_counts_by_the_bytes_on_disk(archive):
 
 def test_a_name_that_leads_out_of_the_archive_is_one_inside(archive, tmp_path):
     path = archive({"../../outside.txt": b"x", "/root.txt": b"y"})
-    assert [document.origin for document in documents_of(path)] == [f"{path}/outside.txt", f"{path}/root.txt"]
+    assert [document.origin for document in documents_of(path)] == [
+        f"{path}/outside.txt",
+        f"{path}/root.txt",
+    ]
     assert not (tmp_path.parent / "outside.txt").exists()
 
 
@@ -145,7 +150,10 @@ def test_links_and_directories_in_a_tar_are_passed_over(tmp_path):
 
 def test_encrypted_files_are_counted(tmp_path):
     data = bytearray(zipped({"a.txt": b"x"}, zipfile.ZIP_STORED))
-    for offset in (6, data.index(b"PK\x01\x02") + 8):  # flags of the file, and of its entry in the directory
+    for offset in (
+        6,
+        data.index(b"PK\x01\x02") + 8,
+    ):  # flags of the file, and of its entry in the directory
         data[offset] |= 1
     write_files(tmp_path, {"a.zip": bytes(data)})
     corpus, documents = read_corpus(tmp_path / "a.zip")
@@ -169,7 +177,9 @@ def damaged_archives() -> dict[str, bytes]:
 def test_a_damaged_archive_is_an_error_or_counted_in_a_directory(tmp_path, name):
     path = tmp_path / "archive"
     path.write_bytes(damaged_archives()[name])
-    with pytest.raises(CorpusFormatError, match=f"^{path}: (archive|compressed file) is damaged or truncated"):
+    with pytest.raises(
+        CorpusFormatError, match=f"^{path}: (archive|compressed file) is damaged or truncated"
+    ):
         documents_of(path)
     corpus, _ = read_corpus(tmp_path, include=("archive",))
     assert corpus.counts.skipped["damaged"] >= 1
@@ -188,8 +198,12 @@ def test_a_damaged_file_in_a_zip_is_counted_and_the_next_one_read(tmp_path):
 @pytest.mark.parametrize("archive", ["tar", "tar.zst", "zip"], indirect=True)
 def test_memory_does_not_grow_with_the_archive(archive):
     """Neither with a file in it nor with their number."""
-    lines = "".join(json.dumps({"text": f"{number} " * 2000}) + "\n" for number in range(1500)).encode()
-    path = archive({"a.jsonl": lines, **{f"{number}.txt": b"x %d" % number for number in range(3000)}})
+    lines = "".join(
+        json.dumps({"text": f"{number} " * 2000}) + "\n" for number in range(1500)
+    ).encode()
+    path = archive(
+        {"a.jsonl": lines, **{f"{number}.txt": b"x %d" % number for number in range(3000)}}
+    )
     reading = iter(read_corpus(path, max_documents=1)[0])
     next(reading)
     corpus = read_corpus(path, max_documents=1)[0]

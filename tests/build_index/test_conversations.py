@@ -28,7 +28,10 @@ def test_the_text_of_a_control_token_in_a_message_is_text(chat):
     assert chat.identity.special_tokens["<|endoftext|>"] not in tokens
     first = tokens.index(end)
     assert tokens[1:first] == chat.encode("user\n" + content).tolist()
-    assert decoded(chat, tokens) == f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n"
+    assert (
+        decoded(chat, tokens)
+        == f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n"
+    )
 
 
 def test_a_role_cannot_smuggle_in_a_control_token(chat):
@@ -37,7 +40,10 @@ def test_a_role_cannot_smuggle_in_a_control_token(chat):
 
 
 def test_a_message_cannot_forge_the_marks_that_stand_for_control_tokens(chat):
-    marks = [f"{target_tokenizer.CONTROL_MARK}{place}{target_tokenizer.CONTROL_MARK}" for place in range(3)]
+    marks = [
+        f"{target_tokenizer.CONTROL_MARK}{place}{target_tokenizer.CONTROL_MARK}"
+        for place in range(3)
+    ]
     mark = target_tokenizer.TEXT_MARK
     content = "".join(marks) + f"{mark}0{mark} <|im_end|>"
     tokens = chat.encode_documents([conversation(content)])[0].tolist()
@@ -52,7 +58,9 @@ def test_a_message_cannot_forge_the_marks_that_stand_for_control_tokens(chat):
 def test_the_longest_control_token_is_found_where_several_begin_alike():
     tokenizer = byte_level_bpe()
     tokenizer.add_special_tokens(["<|im_end|>!"])
-    loaded = TargetTokenizer(tokenizer.to_str(), "x", ChatTemplate("{{ messages[0].content }}<|im_end|>!", {}, "x"))
+    loaded = TargetTokenizer(
+        tokenizer.to_str(), "x", ChatTemplate("{{ messages[0].content }}<|im_end|>!", {}, "x")
+    )
     special = loaded.identity.special_tokens
     tokens = loaded.encode_documents([conversation("a")])[0].tolist()
     assert tokens == [*loaded.encode("a").tolist(), special["<|im_end|>!"]]
@@ -61,7 +69,9 @@ def test_the_longest_control_token_is_found_where_several_begin_alike():
 def test_a_normalizer_that_drops_noncharacters_leaves_control_tokens_alone():
     tokenizer = word_piece()
     tokenizer.normalizer = normalizers.BertNormalizer(clean_text=True)
-    loaded = TargetTokenizer(tokenizer.to_str(), "x", ChatTemplate("{{ messages[0].content }} [SEP]", {}, "x"))
+    loaded = TargetTokenizer(
+        tokenizer.to_str(), "x", ChatTemplate("{{ messages[0].content }} [SEP]", {}, "x")
+    )
     sep = loaded.identity.special_tokens["[SEP]"]
     tokens = loaded.encode_documents([conversation("def [SEP]")])[0].tolist()
     assert tokens.count(sep) == 1
@@ -85,18 +95,26 @@ def test_the_template_can_be_a_file_and_a_bad_one_is_refused(byte_level_file, tm
     path.write_text(CHATML)
     assert load_tokenizer(byte_level_file, chat_template=str(path)).chat_template == CHATML
     path.write_bytes(b"\xff")
-    bad = {"absent.jinja": "not readable", "{% for %}": r"not valid \(line 1: ", str(path): "not UTF-8"}
+    bad = {
+        "absent.jinja": "not readable",
+        "{% for %}": r"not valid \(line 1: ",
+        str(path): "not UTF-8",
+    }
     for template, found in bad.items():
         with pytest.raises(TokenizerLoadError, match=f"chat template is {found}"):
             load_tokenizer(byte_level_file, chat_template=template)
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ raise_exception('roles must alternate') }}", "{{ messages[9].content }}", "{{ 1 // 0 }}"]
+    "template",
+    ["{{ raise_exception('roles must alternate') }}", "{{ messages[9].content }}", "{{ 1 // 0 }}"],
 )
 def test_a_conversation_that_the_template_refuses_is_named(byte_level_file, template):
     loaded = load_tokenizer(byte_level_file, chat_template=template)
-    with pytest.raises(CorpusError, match=r"^chats.jsonl:7: a conversation \(user, assistant\) is refused by the chat"):
+    with pytest.raises(
+        CorpusError,
+        match=r"^chats.jsonl:7: a conversation \(user, assistant\) is refused by the chat",
+    ):
         loaded.encode_documents([conversation("a", "b")])
 
 
@@ -109,6 +127,9 @@ def test_templates_see_what_transformers_gives_them():
         {},
         "x",
     )
-    turns = [{"role": "user", "content": "hi ", "tool_calls": [{"n": 1}]}, {"role": "tool", "content": "no"}]
+    turns = [
+        {"role": "user", "content": "hi ", "tool_calls": [{"n": 1}]},
+        {"role": "tool", "content": "no"},
+    ]
     assert template.render(turns) == 'hi [{\'n\': 1}]{"b": "<é>", "a": 1}TrueFalse26 Jul 2024'
     assert template.render(turns, prompt=True).endswith("TrueTrue26 Jul 2024")

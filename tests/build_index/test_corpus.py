@@ -18,7 +18,9 @@ from tests.shared.corpora import read_corpus, write_files
 
 def test_max_documents_stops_and_iterating_again_starts_anew(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": "x" * (number % 3)}) + "\n" for number in range(100)))
+    path.write_text(
+        "".join(json.dumps({"text": "x" * (number % 3)}) + "\n" for number in range(100))
+    )
     corpus, documents = read_corpus(path, max_documents=5)
     assert len(documents) == 5
     first = corpus.provenance()
@@ -40,7 +42,14 @@ def test_bytes_read_grow_while_reading(tmp_path):
 def test_provenance_is_json_and_holds_only_options_that_are_set(tmp_path):
     write_files(tmp_path, {"a.py": "x"})
     corpus, _ = read_corpus(tmp_path)
-    expected = {"corpus": str(tmp_path), "reader": "tree", "documents": 1, "conversations": 0, "files": 1, "bytes": 1}
+    expected = {
+        "corpus": str(tmp_path),
+        "reader": "tree",
+        "documents": 1,
+        "conversations": 0,
+        "files": 1,
+        "bytes": 1,
+    }
     assert corpus.provenance() == {**expected, "skipped": {}}
     options = {"include": ["*.py"], "exclude": ["b"], "max_documents": 3}
     corpus, _ = read_corpus(tmp_path, **options)
@@ -53,7 +62,11 @@ def test_an_abandoned_iteration_closes_its_file(tmp_path):
     documents = iter(open_corpus(CorpusSpec(str(path))))
     next(documents)
     # The descriptor that lists the directory is gone when it is looked at: its link is broken.
-    entry = next(one for one in Path("/proc/self/fd").iterdir() if one.is_symlink() and one.readlink() == path)
+    entry = next(
+        one
+        for one in Path("/proc/self/fd").iterdir()
+        if one.is_symlink() and one.readlink() == path
+    )
     documents.close()
     assert not entry.is_symlink()
 
@@ -69,7 +82,13 @@ def test_a_corpus_may_be_read_from_another_directory(tmp_path, monkeypatch):
 def test_a_corpus_read_file_by_file_elsewhere_is_the_same(tmp_path):
     table = pa.table({"content": ["x = 1", "", "y = 1"], "lang": ["Python", "Python", "C"]})
     write_files(
-        tmp_path, {"b.jsonl": '{"text": "x", "lang": "python"}\n', "a/c.txt": "c", "a/d.png": b"\0", "e.md": "# E"}
+        tmp_path,
+        {
+            "b.jsonl": '{"text": "x", "lang": "python"}\n',
+            "a/c.txt": "c",
+            "a/d.png": b"\0",
+            "e.md": "# E",
+        },
     )
     pq.write_table(table, tmp_path / "a/train.parquet")
     for options in ({}, {"field": "content"}, {"include": ("*.parquet", "*.png", "c.txt")}):

@@ -1,4 +1,6 @@
-"""Folders of `datasets`: what `save_to_disk` and the caches leave is read as `load_from_disk` reads it."""
+"""Folders of `datasets`: what `save_to_disk` and the caches leave
+is read as `load_from_disk` reads it.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_all_splits_of_a_saved_dictionary_are_read(datasets, tmp_path):
 def test_the_cache_of_a_loaded_data_set_is_its_splits(datasets, tmp_path):
     lines = tmp_path / "lines.jsonl"
     lines.write_text("".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(20)))
-    loaded = datasets.load_dataset("json", data_files=str(lines), cache_dir=str(tmp_path / "cache"), split="train")
+    loaded = datasets.load_dataset(
+        "json", data_files=str(lines), cache_dir=str(tmp_path / "cache"), split="train"
+    )
     loaded.map(lambda row: {"text": row["text"].upper()})
     corpus, documents = read_corpus(tmp_path / "cache")
     assert [document.text for document in documents] == [f"line {number}" for number in range(20)]
@@ -81,7 +85,9 @@ def test_rows_that_differ_are_saved_and_read(datasets, tmp_path):
     turns = [[{"role": "user", "content": "q\n"}], [{"role": "user", "content": "p", "name": "x"}]]
     lines = tmp_path / "a.jsonl"
     lines.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns))
-    rows = datasets.load_dataset("json", data_files=str(lines), cache_dir=str(tmp_path / "cache"), split="train")
+    rows = datasets.load_dataset(
+        "json", data_files=str(lines), cache_dir=str(tmp_path / "cache"), split="train"
+    )
     rows.save_to_disk(tmp_path / "saved")
     rows.to_parquet(tmp_path / "a.parquet")
     expected = read_corpus(lines)[1]
@@ -94,7 +100,7 @@ def test_a_build_of_a_saved_data_set_has_its_rows_alone(saved, tokenizer, out):
     assert (summary.documents, summary.lost) == (50, {})
 
 
-# --- What is not as usual --------------------------------------------------------------------------------------------
+# --- What is not as usual -------------------------------------------------------------------------
 
 
 def write_stream(path: Path, **columns) -> None:
@@ -106,13 +112,20 @@ def write_stream(path: Path, **columns) -> None:
 
 @pytest.mark.parametrize("numbers", [[5, 199, 72, 5, 0], list(range(0, 200, 3)), [], [199]])
 def test_row_numbers_of_old_releases_choose_the_rows(tmp_path, numbers):
-    """Up to 1.13, `save_to_disk` wrote all rows of a filtered or shuffled data set, and which of them belong to it."""
+    """Up to 1.13, `save_to_disk` wrote all rows of a filtered or
+    shuffled data set, and which of them belong to it.
+    """
     write_stream(tmp_path / "dataset.arrow", text=[f"document {number}" for number in range(200)])
     write_stream(tmp_path / "indices.arrow", indices=pa.array(numbers, pa.uint64()))
-    state = {"_data_files": [{"filename": "dataset.arrow"}], "_indices_data_files": [{"filename": "indices.arrow"}]}
+    state = {
+        "_data_files": [{"filename": "dataset.arrow"}],
+        "_indices_data_files": [{"filename": "indices.arrow"}],
+    }
     write_files(tmp_path, {"state.json": json.dumps(state), "dataset_info.json": "{}"})
     corpus, documents = read_corpus(tmp_path)
-    assert [document.text for document in documents] == [f"document {number}" for number in sorted({*numbers})]
+    assert [document.text for document in documents] == [
+        f"document {number}" for number in sorted({*numbers})
+    ]
     assert [document.origin for document in documents[:1]] == [
         f"{tmp_path}/dataset.arrow:row {number}" for number in sorted({*numbers})[:1]
     ]
@@ -122,7 +135,9 @@ def test_row_numbers_of_old_releases_choose_the_rows(tmp_path, numbers):
 def test_a_data_file_that_is_not_there_is_counted(tmp_path):
     write_stream(tmp_path / "a.arrow", text=["x"])
     names = [{"filename": name} for name in ("a.arrow", "b.arrow", "../outside.arrow")]
-    write_files(tmp_path, {"state.json": json.dumps({"_data_files": names}), "dataset_info.json": "{}"})
+    write_files(
+        tmp_path, {"state.json": json.dumps({"_data_files": names}), "dataset_info.json": "{}"}
+    )
     write_stream(tmp_path.parent / "outside.arrow", text=["outside"])
     corpus, documents = read_corpus(tmp_path)
     assert documents == [Document(text="x")]
@@ -134,7 +149,9 @@ def test_a_data_file_that_is_not_there_is_counted(tmp_path):
 
 @pytest.mark.parametrize("state", ["{}", "[]", '{"_data_files": 3}', "no json", "[" * 100_000])
 def test_other_files_of_these_names_are_texts(tmp_path, state):
-    write_files(tmp_path, {"state.json": state, "dataset_info.json": "{}", "dataset_dict.json": "{}"})
+    write_files(
+        tmp_path, {"state.json": state, "dataset_info.json": "{}", "dataset_dict.json": "{}"}
+    )
     assert texts_of(tmp_path) == ["{}", "{}", state]
 
 

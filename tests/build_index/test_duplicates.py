@@ -27,11 +27,15 @@ def test_digests_tell_content_apart_and_nothing_else():
         Document(messages=(("usera", ""),)),
     ]
     assert len({content_digest(document) for document in different}) == len(different)
-    assert content_digest(Document(text="a", origin="x")) == content_digest(Document(text="a", origin="y"))
+    assert content_digest(Document(text="a", origin="x")) == content_digest(
+        Document(text="a", origin="y")
+    )
 
 
 @given(
-    batches=st.lists(st.lists(st.integers(0, 60) | st.integers(2**64 - 60, 2**64 - 1), max_size=20), max_size=20),
+    batches=st.lists(
+        st.lists(st.integers(0, 60) | st.integers(2**64 - 60, 2**64 - 1), max_size=20), max_size=20
+    ),
     byte_budget=st.sampled_from([0, 16, 100, 10_000]),
 )
 def test_each_digest_is_new_once(batches, byte_budget):
@@ -39,7 +43,10 @@ def test_each_digest_is_new_once(batches, byte_budget):
     with tempfile.TemporaryDirectory() as directory:
         documents = SeenDocuments(byte_budget, directory)
         for batch in batches:
-            expected = [digest not in seen and digest not in batch[:place] for place, digest in enumerate(batch)]
+            expected = [
+                digest not in seen and digest not in batch[:place]
+                for place, digest in enumerate(batch)
+            ]
             assert documents.add(np.array(batch, dtype=np.uint64)).tolist() == expected
             seen.update(batch)
 
@@ -60,6 +67,6 @@ def test_many_digests_go_to_disk_and_are_found_there(tmp_path):
 
 
 def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("r+b"))  # noqa: SIM115
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("r+b"))
     with pytest.raises(OSError, match="No space left"):
         SeenDocuments(0, tmp_path).add(np.arange(5, dtype=np.uint64))

@@ -1,4 +1,6 @@
-"""Encoding by fastokens: the tokens are those of tokenizers, and a build goes on without it where they are not."""
+"""Encoding by fastokens: the tokens are those of tokenizers, and a
+build goes on without it where they are not.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ from importlib.metadata import version
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from build_index import builder, target_tokenizer
 from build_index.chat_template import ChatTemplate
@@ -51,11 +62,16 @@ def split_byte_level(pattern: str, *normalizer: normalizers.Normalizer) -> Token
     for each in normalizer:
         tokenizer.normalizer = each
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=alphabet, special_tokens=["<|im_start|>", "<|im_end|>"], show_progress=False
+        vocab_size=600,
+        initial_alphabet=alphabet,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        show_progress=False,
     )
     tokenizer.train_from_iterator([*SAMPLES, *documents(80)], trainer)
     tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False)])
@@ -63,10 +79,16 @@ def split_byte_level(pattern: str, *normalizer: normalizers.Normalizer) -> Token
 
 
 def byte_fallback() -> Tokenizer:
-    """As Llama 2 and Gemma have it: SentencePiece's BPE, where characters without a token become bytes."""
+    """As Llama 2 and Gemma have it: SentencePiece's BPE, where
+    characters without a token become bytes.
+    """
     source = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    source.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    source.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    source.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    source.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     special = ["<unk>", "<|im_start|>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
     source.train_from_iterator(documents(80), trainer)
@@ -76,8 +98,15 @@ def byte_fallback() -> Tokenizer:
 def metaspace(scheme: str) -> Tokenizer:
     """As `transformers` 5 loads Llama 2's family."""
     fields = json.loads(byte_fallback().to_str())
-    pre_tokenizer = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
-    return Tokenizer.from_str(json.dumps({**fields, "normalizer": None, "pre_tokenizer": pre_tokenizer}))
+    pre_tokenizer = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": scheme,
+        "split": False,
+    }
+    return Tokenizer.from_str(
+        json.dumps({**fields, "normalizer": None, "pre_tokenizer": pre_tokenizer})
+    )
 
 
 KINDS = {
@@ -95,7 +124,7 @@ def target(tokenizer: Tokenizer) -> TargetTokenizer:
     return TargetTokenizer(tokenizer.to_str(), "tiny", ChatTemplate(CHATML, {}, "tiny"))
 
 
-# --- The same tokens -------------------------------------------------------------------------------------------------
+# --- The same tokens ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,10 +135,20 @@ def test_the_tokens_are_those_of_tokenizers(kind, monkeypatch):
     fast.accelerate()
     assert fast.is_accelerated
     rng = random.Random(0)
-    characters = [*"ab<|>_ \n\t'sS1\u0301é漢👩", "\u200d", "im_", "start|>", "<tool_call>", "return "]
+    characters = [
+        *"ab<|>_ \n\t'sS1\u0301é漢👩",
+        "\u200d",
+        "im_",
+        "start|>",
+        "<tool_call>",
+        "return ",
+    ]
     texts = [*SAMPLES, *("".join(rng.choices(characters, k=rng.randrange(60))) for _ in range(300))]
     chats = [conversation(*texts[place : place + 3]) for place in range(0, len(texts), 3)]
-    for encode, inputs in ((TargetTokenizer.encode_batch, texts), (TargetTokenizer.encode_documents, chats)):
+    for encode, inputs in (
+        (TargetTokenizer.encode_batch, texts),
+        (TargetTokenizer.encode_documents, chats),
+    ):
         expected = encode(plain, inputs)
         found = encode(fast, inputs)
         assert [ids.dtype for ids in found] == [ids.dtype for ids in expected]
@@ -123,12 +162,16 @@ def test_a_tokenizer_that_fastokens_refuses_is_encoded_by_tokenizers():
     assert tokenizer.encode("def add").tolist() == target(unigram()).encode("def add").tolist()
 
 
-def test_what_fastokens_refuses_is_said_and_what_it_takes_is_not(corpus, byte_level_file, out, tmp_path):
+def test_what_fastokens_refuses_is_said_and_what_it_takes_is_not(
+    corpus, byte_level_file, out, tmp_path
+):
     assert build_quick(corpus, byte_level_file, out).slow_reason == ""
     unigram().save(str(tmp_path / "unigram.json"))
     summary = build_quick(corpus, tmp_path / "unigram.json", out)
     assert summary.slow_reason.startswith("fastokens refuses the tokenizer (")
-    assert f"(by tokenizers {version('tokenizers')}; slower, as fastokens refuses" in summary_text(summary)
+    assert f"(by tokenizers {version('tokenizers')}; slower, as fastokens refuses" in summary_text(
+        summary
+    )
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
@@ -141,7 +184,7 @@ def test_sections_that_only_tokenizers_finds_are_left_to_it(flag):
     assert "Metaspace" in loaded.slow_reason
 
 
-# --- Other tokens ----------------------------------------------------------------------------------------------------
+# --- Other tokens ---------------------------------------------------------------------------------
 
 
 class Wrong:
@@ -222,7 +265,7 @@ def test_after_the_first_texts_a_sample_by_content_is_checked(byte_level_file, m
     assert 0 < first == first_difference()
 
 
-# --- Builds ----------------------------------------------------------------------------------------------------------
+# --- Builds ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -238,14 +281,24 @@ def test_a_build_uses_fastokens_and_says_so(corpus, byte_level_file, out, expect
     summary = build_quick(corpus, byte_level_file, out, shard_tokens=500)
     built = contents(out)
     assert len(built) > 6
-    assert {name for name in built.keys() | expected if built[name] != expected[name]} == {"manifest.json"}
-    assert [summary.encoder] == Manifest.read(out).options["encoders"] == [f"fastokens {version('fastokens')}"]
+    assert {name for name in built.keys() | expected if built[name] != expected[name]} == {
+        "manifest.json"
+    }
+    assert (
+        [summary.encoder]
+        == Manifest.read(out).options["encoders"]
+        == [f"fastokens {version('fastokens')}"]
+    )
 
 
 @pytest.mark.parametrize(("broken", "message"), WRONG)
-def test_a_difference_begins_the_build_again(corpus, byte_level_file, out, expected, monkeypatch, broken, message):
+def test_a_difference_begins_the_build_again(
+    corpus, byte_level_file, out, expected, monkeypatch, broken, message
+):
     monkeypatch.setattr(fastokens, "Tokenizer", broken)
-    with pytest.warns(UserWarning, match=rf"ds: fastokens [\d.]+: {message}.*; tokenized by tokenizers"):
+    with pytest.warns(
+        UserWarning, match=rf"ds: fastokens [\d.]+: {message}.*; tokenized by tokenizers"
+    ):
         summary = build_quick(corpus, byte_level_file, out, shard_tokens=500)
     assert contents(out) == expected
     assert summary.encoder.startswith("tokenizers ")

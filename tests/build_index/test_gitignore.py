@@ -1,4 +1,6 @@
-"""What Git ignores is left out of a tree: the files that Git itself lists are those that are read."""
+"""What Git ignores is left out of a tree: the files that
+Git itself lists are those that are read.
+"""
 
 from __future__ import annotations
 
@@ -66,18 +68,29 @@ def git(*arguments: object) -> str:
 
 def listed_by_git(root: Path) -> list[str]:
     """The files of a new repository that Git does not ignore."""
-    command = ("-C", root, "-c", "core.excludesFile=/dev/null", "ls-files", "-z", "--others", "--exclude-standard")
+    command = (
+        "-C",
+        root,
+        "-c",
+        "core.excludesFile=/dev/null",
+        "ls-files",
+        "-z",
+        "--others",
+        "--exclude-standard",
+    )
     return sorted(filter(None, git(*command).split("\0")))
 
 
-# --- As Git does -----------------------------------------------------------------------------------------------------
+# --- As Git does ----------------------------------------------------------------------------------
 
 
 def some_pattern(source: random.Random) -> str:
     if source.random() < 0.1:
         return source.choice(ODD)
     pattern = "/".join(source.choice(SEGMENTS) for _ in range(source.randint(1, 3)))
-    pattern = ("/" if source.random() < 0.25 else "") + pattern + ("/" if source.random() < 0.3 else "")
+    pattern = (
+        ("/" if source.random() < 0.25 else "") + pattern + ("/" if source.random() < 0.3 else "")
+    )
     return ("!" if source.random() < 0.3 else "") + pattern
 
 
@@ -87,7 +100,10 @@ def some_tree(root: Path, source: random.Random) -> None:
         path = root.joinpath(*(source.choice(NAMES) for _ in range(source.randint(1, 4))))
         if not any(parent.is_file() for parent in path.parents) and not path.exists():
             write_files(path.parent, {path.name: path.name})
-    places = [root, *(path for path in sorted(root.rglob("*")) if path.is_dir() and source.random() < 0.3)]
+    places = [
+        root,
+        *(path for path in sorted(root.rglob("*")) if path.is_dir() and source.random() < 0.3),
+    ]
     for place in places:
         lines = [some_pattern(source) for _ in range(source.randint(1, 5))]
         (place / ".gitignore").write_text("\n".join(lines), newline=source.choice(["\n", "\r\n"]))
@@ -103,7 +119,7 @@ def test_random_trees_are_read_as_git_lists_them(tmp_path, seed):
     assert files_of(tmp_path) == listed_by_git(tmp_path)
 
 
-# --- What is left out ------------------------------------------------------------------------------------------------
+# --- What is left out -----------------------------------------------------------------------------
 
 TREE = {
     ".gitignore": "*.env\nbuild/\n*.min.js\n!keep.min.js\n",
@@ -141,10 +157,13 @@ def test_a_switch_reads_it(tmp_path):
 def test_includes_do_not_bring_back_what_is_ignored(tmp_path):
     write_files(tmp_path, TREE)
     assert files_of(tmp_path, include=("*.env",)) == ["src/local.env"]
-    assert files_of(tmp_path, include=("*.env",), gitignore=False) == ["secret.env", "src/local.env"]
+    assert files_of(tmp_path, include=("*.env",), gitignore=False) == [
+        "secret.env",
+        "src/local.env",
+    ]
 
 
-# --- Directories above -----------------------------------------------------------------------------------------------
+# --- Directories above ----------------------------------------------------------------------------
 
 
 def repository(root: Path, files: dict[str, str]) -> Path:
@@ -154,8 +173,13 @@ def repository(root: Path, files: dict[str, str]) -> Path:
 
 def test_patterns_above_the_corpus_hold_as_far_as_its_repository_reaches(tmp_path):
     write_files(tmp_path, {".gitignore": "*.py"})  # outside of the repository
-    repository(tmp_path / "r", {".gitignore": "*.log\n", "src/.gitignore": "/a/*.c\n", ".git/info/exclude": "*.tmp"})
-    write_files(tmp_path / "r/src/a", dict.fromkeys(["x.py", "x.log", "x.c", "x.tmp", "deep/x.c"], "x"))
+    repository(
+        tmp_path / "r",
+        {".gitignore": "*.log\n", "src/.gitignore": "/a/*.c\n", ".git/info/exclude": "*.tmp"},
+    )
+    write_files(
+        tmp_path / "r/src/a", dict.fromkeys(["x.py", "x.log", "x.c", "x.tmp", "deep/x.c"], "x")
+    )
     assert files_of(tmp_path / "r/src/a") == ["deep/x.c", "x.py"]
 
 
@@ -175,7 +199,14 @@ def test_a_repository_inside_a_tree_has_patterns_of_its_own(tmp_path):
 
 def test_a_tree_that_is_no_repository_has_patterns_too(tmp_path):
     write_files(
-        tmp_path, {".gitignore": "*.log\n", "a/x.log": "x", "a/.gitignore": "*.txt", "a/x.txt": "x", "x.txt": "x"}
+        tmp_path,
+        {
+            ".gitignore": "*.log\n",
+            "a/x.log": "x",
+            "a/.gitignore": "*.txt",
+            "a/x.txt": "x",
+            "x.txt": "x",
+        },
     )
     assert files_of(tmp_path) == [".gitignore", "a/.gitignore", "x.txt"]
     assert files_of(tmp_path / "a") == [".gitignore", "x.log"], "nothing above it belongs to it"
@@ -192,10 +223,12 @@ def test_a_work_tree_shares_the_patterns_of_its_repository(tmp_path):
     assert files_of(tmp_path / "other") == ["x.py"]
 
 
-# --- What is not as usual --------------------------------------------------------------------------------------------
+# --- What is not as usual -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"\xef\xbb\xbf*.log\n", b"*.log\r\n", b"*.log", b"\xff\n*.log\n", b"[z-a]\n*.log"])
+@pytest.mark.parametrize(
+    "content", [b"\xef\xbb\xbf*.log\n", b"*.log\r\n", b"*.log", b"\xff\n*.log\n", b"[z-a]\n*.log"]
+)
 def test_files_of_patterns_are_read_as_git_reads_them(tmp_path, content):
     write_files(tmp_path, {".gitignore": content, "x.log": "x", "x.py": "x"})
     assert files_of(tmp_path) == [".gitignore", "x.py"]
@@ -211,14 +244,17 @@ def test_the_package_is_needed_only_where_there_are_patterns(tmp_path, monkeypat
     write_files(tmp_path, {"x.py": "x"})
     assert files_of(tmp_path) == ["x.py"]
     write_files(tmp_path, {".gitignore": "*.log"})
-    with pytest.raises(MissingExtraError, match=r".gitignore: the package 'pathspec' .* 'rest-store\[build\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r".gitignore: the package 'pathspec' .* 'rest-store\[build\]'"
+    ):
         files_of(tmp_path)
     assert files_of(tmp_path, gitignore=False) == [".gitignore", "x.py"]
 
 
 def test_a_bare_repository_is_named_and_not_read(tmp_path):
     write_files(
-        tmp_path / "r.git", {"HEAD": "ref", "config": "", "objects/x": "x", "refs/x": "x", "hooks/a.sample": "x"}
+        tmp_path / "r.git",
+        {"HEAD": "ref", "config": "", "objects/x": "x", "refs/x": "x", "hooks/a.sample": "x"},
     )
     write_files(tmp_path, {"HEAD": "x", "x.py": "x"})
     corpus, documents = read_corpus(tmp_path)

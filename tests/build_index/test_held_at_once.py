@@ -1,4 +1,7 @@
-"""What pyarrow has to hold at once of a file is refused if it does not fit; the message says which memory suffices."""
+"""What pyarrow has to hold at once of a file is refused if it does not fit.
+
+The message says which memory suffices.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +41,17 @@ def pages(path: Path) -> list[int]:
         return [largest_pages(file, group.column(place)) for place in range(group.num_columns)]
 
 
-# --- Pages -----------------------------------------------------------------------------------------------------------
+# --- Pages ----------------------------------------------------------------------------------------
 
 OPTIONS = {
     "one page": {"data_page_size": 1 << 30, "use_dictionary": False},
     "small pages": {"data_page_size": 1 << 16, "write_batch_size": 4, "use_dictionary": False},
-    "packed": {"data_page_size": 1 << 16, "write_batch_size": 4, "use_dictionary": False, "compression": "zstd"},
+    "packed": {
+        "data_page_size": 1 << 16,
+        "write_batch_size": 4,
+        "use_dictionary": False,
+        "compression": "zstd",
+    },
     "of version 2": {
         "data_page_version": "2.0",
         "data_page_size": 1 << 16,
@@ -103,12 +111,15 @@ def test_headers_that_cannot_be_read_count_as_one_page(tmp_path):
             assert largest_pages(file, chunk) == chunk.total_uncompressed_size
 
 
-# --- Refused or read -------------------------------------------------------------------------------------------------
+# --- Refused or read ------------------------------------------------------------------------------
 
 
 def test_a_large_row_group_of_small_pages_is_read_and_little_is_held(tmp_path):
     path = tmp_path / "a.parquet"
-    table = {"text": texts(400, 5000), "a": ["y" * 9000] * 400}  # another column is not read, and does not count
+    table = {
+        "text": texts(400, 5000),
+        "a": ["y" * 9000] * 400,
+    }  # another column is not read, and does not count
     pq.write_table(pa.table(table), path, **OPTIONS["small pages"])
     corpus = open_corpus(CorpusSpec(str(path)))
     corpus.held_bytes = 1 << 18
@@ -119,7 +130,9 @@ def test_rows_are_held_by_their_size(tmp_path):
     """Not always 64."""
     path = tmp_path / "a.parquet"
     size = len(NOISE)
-    pq.write_table(pa.table({"text": texts(300, size - 1)}), path, write_batch_size=1, use_dictionary=False)
+    pq.write_table(
+        pa.table({"text": texts(300, size - 1)}), path, write_batch_size=1, use_dictionary=False
+    )
     assert path.stat().st_size > 36 * MIB
     before, largest = pa.total_allocated_bytes(), 0
     for _ in open_corpus(CorpusSpec(str(path))):
@@ -133,10 +146,12 @@ def test_a_page_beyond_the_memory_is_refused_with_its_size(tmp_path):
     corpus = open_corpus(CorpusSpec(str(path)))
     corpus.held_bytes = 1 << 18
     expected = (
-        r"a.parquet: the size of the largest page of 'text' in row group 0 is 1.9 MiB, expected at most 256.0 KiB, "
+        r"a.parquet: the size of the largest page of 'text' in row group 0 is 1.9 MiB, expected at"
+        r" most 256.0 KiB, "
     )
     with pytest.raises(
-        MemoryBudgetError, match=expected + "as --memory .*; or write the file again with smaller pages"
+        MemoryBudgetError,
+        match=expected + "as --memory .*; or write the file again with smaller pages",
     ):
         list(corpus)
     corpus.held_bytes = None
@@ -156,7 +171,8 @@ def test_a_record_batch_beyond_the_memory_is_refused_with_its_size(tmp_path, new
             assert len(list(corpus)) == 400
             continue
         expected = (
-            r"a.arrow: the size of a record batch is 1.9 MiB, expected at most 256.0 KiB, as --memory .* allow; or"
+            r"a.arrow: the size of a record batch is 1.9 MiB, expected at most 256.0 KiB, as"
+            r" --memory .* allow; or"
         )
         with pytest.raises(MemoryBudgetError, match=expected):
             list(corpus)
@@ -168,7 +184,7 @@ def test_the_error_is_the_same_from_another_process():
     assert (str(copy), copy.needed) == (str(error), 3000)
 
 
-# --- Which memory suffices -------------------------------------------------------------------------------------------
+# --- Which memory suffices ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("positions", [None, 1 << 20])
@@ -189,10 +205,23 @@ def test_the_memory_that_the_message_names_suffices(tokenizer, out, tmp_path, re
     path = tmp_path / "a.parquet"
     large = texts(3000, len(NOISE) - 1)
     pq.write_table(pa.table({"text": large}), path, **OPTIONS["one page"], compression="none")
-    arguments = ("--corpus", path, "--tokenizer", tokenizer, "--out", out, "--workers", 1, "--max-documents", 3)
+    arguments = (
+        "--corpus",
+        path,
+        "--tokenizer",
+        tokenizer,
+        "--out",
+        out,
+        "--workers",
+        1,
+        "--max-documents",
+        3,
+    )
     failed = run_build(*arguments, "--memory", "700M")
     assert failed.returncode == 1
-    match = re.search(r"; --memory (\w+) suffices, or write .* \(continue with --resume\)$", failed.stderr.strip())
+    match = re.search(
+        r"; --memory (\w+) suffices, or write .* \(continue with --resume\)$", failed.stderr.strip()
+    )
     assert match, failed.stderr
     assert 700 * MIB < parse_size(match[1]) < 4 << 30
     done = run_build(*arguments, "--memory", match[1], *resume, "--json")

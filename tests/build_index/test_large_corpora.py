@@ -1,4 +1,7 @@
-"""What does not fit into memory is refused by name, or counted in a directory; the rest takes bounded memory."""
+"""What does not fit into memory is refused by name, or counted in a directory.
+
+The rest takes bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
 from build_index.readers import json_records, records
-from rest_store.errors import DocumentSizeError
+from rest_store.errors import CorpusError
 from tests.shared.corpora import documents_of as documents
 from tests.shared.corpora import read_corpus
 from tests.shared.models import conversation, decoded
@@ -24,13 +27,13 @@ LARGE = "x" * LIMIT
 SMALL = [Document(text="first"), Document(text="last")]
 
 
-# --- Records ---------------------------------------------------------------------------------------------------------
+# --- Records --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def small_limit(monkeypatch):
     for module in (json_records, records):
-        monkeypatch.setattr(module, "LARGEST_DOCUMENT_BYTES", LIMIT)
+        monkeypatch.setattr(module, "MAX_DOCUMENT_BYTES", LIMIT)
 
 
 def text(content, **others):
@@ -58,7 +61,7 @@ def test_a_record_that_is_too_large_is_an_error_or_counted_in_a_directory(
     path.write_text(FORMS[form])
     line = 1 if "first" in form else 2
     with pytest.raises(
-        DocumentSizeError, match=rf"^{path}:{line}: the size of the record is above 1000 bytes, expected"
+        CorpusError, match=rf"^{path}:{line}: the size of the record is above 1000 bytes, expected"
     ):
         documents(path)
     corpus, found = read_corpus(tmp_path)
@@ -85,7 +88,9 @@ def test_a_record_of_just_the_limit_is_read(tmp_path, small_limit):
 def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path, small_limit):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["first", LARGE + "x", "last"]}), path)
-    with pytest.raises(DocumentSizeError, match=rf"^{path}:row 1: the size of the record is above 1000 bytes"):
+    with pytest.raises(
+        CorpusError, match=rf"^{path}:row 1: the size of the record is above 1000 bytes"
+    ):
         documents(path)
     corpus, found = read_corpus(tmp_path)
     assert found == SMALL
@@ -93,8 +98,10 @@ def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path,
 
 
 def test_a_line_that_is_too_large_is_not_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_records, "LARGEST_DOCUMENT_BYTES", 1 << 16)
-    (tmp_path / "a.jsonl").write_text("\n".join([text("first"), text("x" * (24 << 20)), text("last")]))
+    monkeypatch.setattr(json_records, "MAX_DOCUMENT_BYTES", 1 << 16)
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join([text("first"), text("x" * (24 << 20)), text("last")])
+    )
     corpus = open_corpus(CorpusSpec(str(tmp_path)))
     tracemalloc.start()
     try:
@@ -104,7 +111,7 @@ def test_a_line_that_is_too_large_is_not_held(tmp_path, monkeypatch):
         tracemalloc.stop()
 
 
-# --- Pieces ----------------------------------------------------------------------------------------------------------
+# --- Pieces ---------------------------------------------------------------------------------------
 
 
 def test_long_conversations_are_encoded_in_pieces(chat, monkeypatch):
@@ -114,13 +121,17 @@ def test_long_conversations_are_encoded_in_pieces(chat, monkeypatch):
     longest = []
     batches = target_tokenizer._batches
     monkeypatch.setattr(
-        target_tokenizer, "_batches", lambda texts: longest.append(max(map(len, texts))) or batches(texts)
+        target_tokenizer,
+        "_batches",
+        lambda texts: longest.append(max(map(len, texts))) or batches(texts),
     )
     for size in range(40, 60):
         monkeypatch.setattr(target_tokenizer, "PIECE_CHARACTERS", size)
         pieces = chat.encode_documents([document, conversation("a", "b")])
         assert longest.pop() <= size
-        assert [decoded(chat, tokens) for tokens in pieces] == [decoded(chat, tokens) for tokens in whole]
+        assert [decoded(chat, tokens) for tokens in pieces] == [
+            decoded(chat, tokens) for tokens in whole
+        ]
         controls = set(chat.identity.special_tokens.values())
         assert [token for token in pieces[0].tolist() if token in controls] == [
             token for token in whole[0].tolist() if token in controls

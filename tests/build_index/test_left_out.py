@@ -26,7 +26,11 @@ KINDS = {
     "notes.txt": ("naïve".encode("utf-16"), "UTF-16 text", "iconv -f UTF-16"),
     "rows.avro": (b"Obj\x01\0", "Avro file", "fastavro FILE"),
     "a.zip": (b"PK\x05\x06" + bytes(18), "zip archive", "read if --corpus or --include names it"),
-    "a.db": (b"SQLite format 3\0" + bytes(84), "SQLite database", "read if --corpus or --include names it"),
+    "a.db": (
+        b"SQLite format 3\0" + bytes(84),
+        "SQLite database",
+        "read if --corpus or --include names it",
+    ),
     "a.bin": (b"\0\1\2", "binary", ""),
     "a.csv": ("a,b\n1,2\n", "table without a known column", ""),
     "bad.jsonl": ("no json", "damaged", ""),
@@ -50,14 +54,19 @@ def test_each_kind_is_named_with_its_example_and_what_helps(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["a.png", "a.woff2", "a.so", "a.pyc", "program"])
 def test_pictures_fonts_and_compiled_code_are_not_missed(tmp_path, name):
-    write_files(tmp_path, {"a.py": "x = 1", name: (b"\x7fELF" if name == "program" else b"\x89") + bytes(999)})
+    write_files(
+        tmp_path,
+        {"a.py": "x = 1", name: (b"\x7fELF" if name == "program" else b"\x89") + bytes(999)},
+    )
     counts = read_corpus(tmp_path)[0].counts
     assert sum(counts.skipped.values()) == 1
     assert counts.lost_share() == 0
 
 
 def test_the_largest_example_is_shown_and_of_equal_ones_the_first(tmp_path):
-    write_files(tmp_path, {"c.bin": b"\0" * 9, "b.bin": b"\0" * 20, "a.bin": b"\0" * 20, "x.py": "x"})
+    write_files(
+        tmp_path, {"c.bin": b"\0" * 9, "b.bin": b"\0" * 20, "a.bin": b"\0" * 20, "x.py": "x"}
+    )
     counts = read_corpus(tmp_path)[0].counts
     assert counts.largest == {"binary": (20, f"{tmp_path}/a.bin")}
     assert left_out_texts(counts.skipped, counts.sizes, {"binary": "a.bin"}) == [
@@ -83,13 +92,16 @@ def test_counts_are_added_up_in_any_order():
     assert (sums[0].lost_bytes, sums[0].lost_records) == (14, 4)
 
 
-# --- Of a build ------------------------------------------------------------------------------------------------------
+# --- Of a build -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def tree(tmp_path):
     """Most of it is binary."""
-    return write_files(tmp_path / "tree", {"a.py": "x = 1\n" * 9, "b.bin": bytes(500), "c.bin": bytes(60), "e.txt": ""})
+    return write_files(
+        tmp_path / "tree",
+        {"a.py": "x = 1\n" * 9, "b.bin": bytes(500), "c.bin": bytes(60), "e.txt": ""},
+    )
 
 
 @pytest.mark.filterwarnings("default")
@@ -137,7 +149,14 @@ def test_failed_requests_of_a_batch_are_counted(tokenizer, out, tmp_path):
     bodies = [{"choices": [{"message": {"content": f"answer {number}"}}]} for number in range(3)]
     rows = [{"response": None}, *({"response": {"body": body}} for body in bodies)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arguments = ("--field", "response.body.choices.0.message.content", "--tokenizer", tokenizer, "--out", out)
+    arguments = (
+        "--field",
+        "response.body.choices.0.message.content",
+        "--tokenizer",
+        tokenizer,
+        "--out",
+        out,
+    )
     done = build_here("--corpus", path, *arguments)
     assert done.exit_code == 0, done.stderr
     assert f"left out   1 empty: {path}:1\n" in done.stdout
@@ -159,7 +178,9 @@ def test_several_processes_and_an_interruption_say_the_same(tree, tokenizer, tmp
     for count in (1, 2):
         out = tmp_path / str(count)
         with pytest.warns(UserWarning, match="91% was left out"):
-            summaries.append(build(BuildOptions(specs, str(tokenizer), out, memory=1 << 40, workers=count)))
+            summaries.append(
+                build(BuildOptions(specs, str(tokenizer), out, memory=1 << 40, workers=count))
+            )
     first, second = summaries
     assert (first.skipped, first.skipped_bytes, first.largest_skipped, first.lost) == (
         second.skipped,
@@ -172,6 +193,8 @@ def test_several_processes_and_an_interruption_say_the_same(tree, tokenizer, tmp
 
 def test_the_statuses_are_documented():
     help_text = " ".join(build_here("--help").stdout.split())
-    assert "3 if the datastore is complete, but more than half of a corpus was left out" in help_text
+    assert (
+        "3 if the datastore is complete, but more than half of a corpus was left out" in help_text
+    )
     page = " ".join((Path(__file__).parents[2] / "docs/how-to/building.md").read_text().split())
     assert "Exit status 3" in page

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from build_index import builder
 from build_index.memory import (
     MIB,
-    SMALLEST_SHARD,
+    MIN_SHARD_POSITIONS,
     WORK_BYTES,
     plan_memory,
     resident_bytes,
@@ -48,14 +48,19 @@ def test_the_parts_fit_into_the_budget_and_the_shard_is_as_large_as_it_allows(
 
 
 def test_small_changes_of_the_budget_leave_the_shard_as_it_is():
-    sizes = {plan_memory(budget, 100 * MIB, 49_152).shard_positions for budget in range(9 << 30, 11 << 30, 50 * MIB)}
+    sizes = {
+        plan_memory(budget, 100 * MIB, 49_152).shard_positions
+        for budget in range(9 << 30, 11 << 30, 50 * MIB)
+    }
     assert sizes == {1 << 29}
 
 
 @pytest.mark.parametrize(("vocabulary_size", "most"), [(49_152, 2**30 - 1), (151_936, 715_827_882)])
 def test_no_shard_is_larger_than_what_can_be_sorted(vocabulary_size, most):
     assert plan_memory(1 << 50, 0, vocabulary_size).shard_positions == most
-    with pytest.raises(BuildError, match=f"shard: the number of tokens is {most + 1}, expected 2..{most}"):
+    with pytest.raises(
+        BuildError, match=f"shard: the number of tokens is {most + 1}, expected 2..{most}"
+    ):
         plan_memory(1 << 50, 0, vocabulary_size, most + 1)
     with pytest.raises(BuildError, match=f"the number of tokens is 1, expected 2..{most}"):
         plan_memory(1 << 50, 0, vocabulary_size, 1)
@@ -67,19 +72,28 @@ def test_too_small_a_budget_says_what_suffices():
     ) as error:
         plan_memory(100 * MIB, 90 * MIB, 49_152)
     enough = parse_size(str(error.value).split("at least ")[1].split(" for")[0])
-    assert plan_memory(enough + MIB, 90 * MIB, 49_152).shard_positions == SMALLEST_SHARD
+    assert plan_memory(enough + MIB, 90 * MIB, 49_152).shard_positions == MIN_SHARD_POSITIONS
 
 
 def test_a_shard_that_is_asked_for_must_fit():
     assert plan_memory(2 << 30, 0, 49_152, 1 << 20).shard_positions == 1 << 20
     assert plan_memory(2 << 30, 0, 49_152, 12_345).shard_positions == 12_345
-    with pytest.raises(MemoryBudgetError, match=r"for shards of 1073741823 tokens \(--memory, --shard-tokens\)"):
+    with pytest.raises(
+        MemoryBudgetError, match=r"for shards of 1073741823 tokens \(--memory, --shard-tokens\)"
+    ):
         plan_memory(2 << 30, 0, 49_152, 2**30 - 1)
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("8G", 8 << 30), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("2kb", 2048), ("1T", 1 << 40), ("1000", 1000)],
+    [
+        ("8G", 8 << 30),
+        ("512M", 512 << 20),
+        ("1.5GiB", 3 << 29),
+        ("2kb", 2048),
+        ("1T", 1 << 40),
+        ("1000", 1000),
+    ],
 )
 def test_sizes_are_parsed(text, size):
     assert parse_size(text) == size
@@ -87,7 +101,9 @@ def test_sizes_are_parsed(text, size):
 
 @pytest.mark.parametrize("text", ["", "8X", "-1G", "0", "G", "1e9", "8 G G", "0.1", "9" * 400])
 def test_text_that_is_not_a_size_is_refused(text):
-    with pytest.raises(MemoryBudgetError, match=r"--memory: size is '.*', expected a size such as 8G or 512M"):
+    with pytest.raises(
+        MemoryBudgetError, match=r"--memory: size is '.*', expected a size such as 8G or 512M"
+    ):
         parse_size(text)
 
 
@@ -118,9 +134,13 @@ def test_a_control_group_limits_what_is_available(tmp_path):
 
 
 @pytest.mark.parametrize("meminfo", [None, "MemTotal: 5 kB\n", "MemAvailable: many\n"])
-def test_without_a_known_available_memory_it_must_be_set(tokenizer, out, tmp_path, meminfo, monkeypatch):
+def test_without_a_known_available_memory_it_must_be_set(
+    tokenizer, out, tmp_path, meminfo, monkeypatch
+):
     if meminfo is not None:
         write_files(tmp_path, {"proc/meminfo": meminfo})
     monkeypatch.setattr(builder, "available_bytes", lambda: available_bytes(tmp_path))
-    with pytest.raises(MemoryBudgetError, match=r"the available memory is unknown .*; set --memory SIZE"):
+    with pytest.raises(
+        MemoryBudgetError, match=r"the available memory is unknown .*; set --memory SIZE"
+    ):
         build_quick(write_jsonl(tmp_path / "a.jsonl", ["text"]), tokenizer, out, memory=None)

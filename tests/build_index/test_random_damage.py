@@ -1,4 +1,6 @@
-"""Damaged files of every kind: in a directory they are counted, and a named one is an error of ours."""
+"""Damaged files of every kind: in a directory they are counted, and
+a named one is an error of ours.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,15 @@ from tests.build_index.test_separated_values import TEXTS, table_of
 from tests.shared.corpora import COMPRESSIONS, compressed
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-LINES = "".join(json.dumps({"text": f"text {number}", "messages": CHAT}) + "\n" for number in range(30)).encode()
+LINES = "".join(
+    json.dumps({"text": f"text {number}", "messages": CHAT}) + "\n" for number in range(30)
+).encode()
 PLAIN = pa.table({"messages": [CHAT] * 30, "text": [f"text {number}" for number in range(30)]})
 EXTENDED = pa.table(
-    {"messages": pa.array([json.dumps(CHAT)] * 30, pa.json_()), "text": pa.array(["x"] * 30).dictionary_encode()}
+    {
+        "messages": pa.array([json.dumps(CHAT)] * 30, pa.json_()),
+        "text": pa.array(["x"] * 30).dictionary_encode(),
+    }
 )
 
 
@@ -84,7 +91,9 @@ def damaged(source: random.Random, data: bytes) -> bytes:
         elif kind == "insert":
             changed[place:place] = source.randbytes(source.choice([1, 4, 9]))
         elif kind == "extreme":
-            changed[place : place + 4] = source.choice([b"\xff" * 4, b"\0\0\0\x80", b"\0" * 4, b"\xff\xff\xff\x7f"])
+            changed[place : place + 4] = source.choice(
+                [b"\xff" * 4, b"\0\0\0\x80", b"\0" * 4, b"\xff\xff\xff\x7f"]
+            )
         else:
             del changed[place:]
     return bytes(changed)

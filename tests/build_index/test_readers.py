@@ -28,10 +28,23 @@ CHAT = (("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"), ("assistant", "
 CALLS = '{"tool_calls": [1], "content": null}'
 RECORDS = {
     "UltraChat": {"id": "0", "data": TURNS},
-    "UltraChat-200k": {"prompt": "Hi", "prompt_id": "a", "messages": [{"role": r, "content": c} for r, c in CHAT]},
-    "ShareGPT": {"conversations": [{"from": {"user": "human", "assistant": "gpt"}[r], "value": c} for r, c in CHAT]},
+    "UltraChat-200k": {
+        "prompt": "Hi",
+        "prompt_id": "a",
+        "messages": [{"role": r, "content": c} for r, c in CHAT],
+    },
+    "ShareGPT": {
+        "conversations": [
+            {"from": {"user": "human", "assistant": "gpt"}[r], "value": c} for r, c in CHAT
+        ]
+    },
     "LMSYS-Chat": {"conversation": [{"content": c, "role": r} for r, c in CHAT], "model": "x"},
-    "parts": {"messages": [{"role": r, "content": [{"type": "text", "text": c}, {"type": "image"}]} for r, c in CHAT]},
+    "parts": {
+        "messages": [
+            {"role": r, "content": [{"type": "text", "text": c}, {"type": "image"}]}
+            for r, c in CHAT
+        ]
+    },
     "The Stack": {"content": "x = 1\n", "lang": "Python", "max_stars_repo_path": "a/b.py"},
     "text": {"text": "x = 1\n", "url": "u"},
 }
@@ -41,7 +54,7 @@ def expected_document(layout):
     return Document(text="x = 1\n") if layout in ("The Stack", "text") else Document(messages=CHAT)
 
 
-# --- Layouts ---------------------------------------------------------------------------------------------------------
+# --- Layouts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["", *COMPRESSIONS])
@@ -74,7 +87,9 @@ def test_parquet_of_each_layout_is_recognised_by_content(tmp_path, layout):
 
 
 @pytest.mark.parametrize("suffix", ["", *COMPRESSIONS])
-@pytest.mark.parametrize("text", ["x = 1\r\n", "{ braces }", "[section]\nkey = 1\n", "[1, 2]", '"text"', "naïve"])
+@pytest.mark.parametrize(
+    "text", ["x = 1\r\n", "{ braces }", "[section]\nkey = 1\n", "[1, 2]", '"text"', "naïve"]
+)
 def test_text_is_one_document_as_it_is(tmp_path, text, suffix):
     path = tmp_path / "notes"
     path.write_bytes(compressed(text.encode(), suffix))
@@ -95,7 +110,10 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_all_members_of_a_compressed_file_are_read(tmp_path, suffix):
     path = tmp_path / "a.jsonl"
-    parts = [compressed(json.dumps({"text": f"part {number}"}).encode() + b"\n", suffix) for number in range(3)]
+    parts = [
+        compressed(json.dumps({"text": f"part {number}"}).encode() + b"\n", suffix)
+        for number in range(3)
+    ]
     padding = {".gz": b"\0" * 512, ".xz": b"\0" * 8}.get(suffix, b"")
     path.write_bytes(b"".join(parts) + padding)
     assert [document.text for document in documents(path)] == ["part 0", "part 1", "part 2"]
@@ -136,7 +154,9 @@ def test_skippable_frames_alone_are_nothing(tmp_path, tail):
 @pytest.mark.skipif(shutil.which("pzstd") is None, reason="reads what pzstd writes")
 def test_files_of_pzstd_are_read(tmp_path):
     lines = tmp_path / "a.jsonl"
-    lines.write_text("".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(200)))
+    lines.write_text(
+        "".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(200))
+    )
     subprocess.run(["pzstd", "-q", lines, "-o", tmp_path / "b.jsonl.zst"], check=True)
     assert documents(tmp_path / "b.jsonl.zst") == documents(lines)
 
@@ -148,7 +168,9 @@ def test_xz_that_needs_too_much_memory_is_an_error(tmp_path):
     assert documents(path) == [Document(text="x = 1")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "_XZ_MEMORY", 1 << 20)
-        with pytest.raises(CorpusFormatError, match=r"compressed file is damaged .* \(Memory usage limit"):
+        with pytest.raises(
+            CorpusFormatError, match=r"compressed file is damaged .* \(Memory usage limit"
+        ):
             documents(path)
 
 
@@ -158,13 +180,20 @@ def test_origins_name_file_and_line_or_row(tmp_path):
     assert [document.origin for document in documents(lines)] == [f"{lines}:1", f"{lines}:3"]
     values = tmp_path / "a.json"
     values.write_text('[\n{"text":\n "a"}\n,{"text": "b"}, {"text": "c"}]\n')
-    assert [document.origin for document in documents(values)] == [f"{values}:2", f"{values}:4", f"{values}:4"]
+    assert [document.origin for document in documents(values)] == [
+        f"{values}:2",
+        f"{values}:4",
+        f"{values}:4",
+    ]
     table = tmp_path / "a.parquet"
     pq.write_table(pa.table({"content": ["a", "b"], "path": ["x.py", None]}), table)
-    assert [document.origin for document in documents(table)] == [f"{table}:row 0", f"{table}:row 1"]
+    assert [document.origin for document in documents(table)] == [
+        f"{table}:row 0",
+        f"{table}:row 1",
+    ]
 
 
-# --- Fields -------------------------------------------------------------------------------------------------------
+# --- Fields ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -174,8 +203,16 @@ def test_origins_name_file_and_line_or_row(tmp_path):
         ({"a": {"b": ["no", "yes"]}}, "a.b.1", Document(text="yes")),
         ({"a.b": "yes", "a": {"b": "no"}}, "a.b", Document(text="yes")),
         ({"chat": {"turns": TURNS}}, "chat.turns", Document(messages=CHAT)),
-        ({"chat": [{"role": "a", "content": None, "tool_calls": [1]}]}, "chat", Document(messages=(("a", "", CALLS),))),
-        ({"chat": [{"role": "tool", "content": None}, {"role": "user", "content": "x"}]}, "chat", None),
+        (
+            {"chat": [{"role": "a", "content": None, "tool_calls": [1]}]},
+            "chat",
+            Document(messages=(("a", "", CALLS),)),
+        ),
+        (
+            {"chat": [{"role": "tool", "content": None}, {"role": "user", "content": "x"}]},
+            "chat",
+            None,
+        ),
     ],
 )
 def test_any_field_can_be_read(tmp_path, record, field, expected):
@@ -187,7 +224,10 @@ def test_any_field_can_be_read(tmp_path, record, field, expected):
 
 def test_a_field_inside_a_column_can_be_read(tmp_path):
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"meta": [{"code": "x", "n": 1}, {"code": "y", "n": 2}], "text": ["no", "no"]}), path)
+    pq.write_table(
+        pa.table({"meta": [{"code": "x", "n": 1}, {"code": "y", "n": 2}], "text": ["no", "no"]}),
+        path,
+    )
     assert documents(path, field="meta.code") == [Document(text="x"), Document(text="y")]
 
 
@@ -216,7 +256,9 @@ def test_rows_that_are_not_utf8_are_dropped_and_counted(tmp_path):
     corpus = open_corpus(CorpusSpec(str(path)))
     assert [document.text for document in corpus] == ["x", "y"]
     assert corpus.provenance()["skipped"] == {"not UTF-8": 1}
-    text = pa.StringArray.from_buffers(3, *pa.array(data, pa.binary()).buffers()[1:])  # says UTF-8, and is not
+    text = pa.StringArray.from_buffers(
+        3, *pa.array(data, pa.binary()).buffers()[1:]
+    )  # says UTF-8, and is not
     pq.write_table(pa.table({"content": text}), path)
     assert [document.text for document in corpus] == ["x", "y"]
     assert corpus.provenance()["skipped"] == {"not UTF-8": 1}
@@ -227,10 +269,17 @@ def test_rows_that_are_not_utf8_are_dropped_and_counted(tmp_path):
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 1 << 18])
 def test_json_values_do_not_depend_on_where_chunks_end(tmp_path, chunk, monkeypatch):
-    records = [{"text": f'naïve {number} \\ " \u2028 {"x" * number}', "n": [1.5e3, None, True]} for number in range(20)]
+    records = [
+        {"text": f'naïve {number} \\ " \u2028 {"x" * number}', "n": [1.5e3, None, True]}
+        for number in range(20)
+    ]
     path = tmp_path / "a.json"
     monkeypatch.setattr(json_records, "_CHUNK", chunk)
-    for text in (json.dumps(records, indent=3), " \n".join(map(json.dumps, records)), json.dumps(records)):
+    for text in (
+        json.dumps(records, indent=3),
+        " \n".join(map(json.dumps, records)),
+        json.dumps(records),
+    ):
         path.write_text(text)
         assert [document.text for document in documents(path)] == [r["text"] for r in records]
 
@@ -274,7 +323,13 @@ def test_memory_does_not_grow_with_a_parquet_file_of_one_row_group(tmp_path):
     path = tmp_path / "a.parquet"
     noise = os.urandom(5000).hex()
     texts = [f"{number}{noise[number % 5000 :]}" for number in range(6000)]
-    pq.write_table(pa.table({"content": texts}), path, row_group_size=6000, compression="none", use_dictionary=False)
+    pq.write_table(
+        pa.table({"content": texts}),
+        path,
+        row_group_size=6000,
+        compression="none",
+        use_dictionary=False,
+    )
     size = path.stat().st_size
     assert size > 25_000_000
     before = pa.total_allocated_bytes()

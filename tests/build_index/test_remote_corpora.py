@@ -1,4 +1,6 @@
-"""Corpora in object stores: on a real S3 server that breaks connections, and where nothing can be read."""
+"""Corpora in object stores: on a real S3 server that breaks
+connections, and where nothing can be read.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,16 @@ pytestmark = pytest.mark.slow
 
 def parquet(**columns):
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, row_group_size=40, data_page_size=2000, compression="zstd")
+    pq.write_table(
+        pa.table(columns), sink, row_group_size=40, data_page_size=2000, compression="zstd"
+    )
     return sink.getvalue().to_pybytes()
 
 
-STATE = {"_data_files": [{"filename": "dataset.arrow"}], "_indices_data_files": [{"filename": "indices.arrow"}]}
+STATE = {
+    "_data_files": [{"filename": "dataset.arrow"}],
+    "_indices_data_files": [{"filename": "indices.arrow"}],
+}
 
 
 def arrow(**columns):
@@ -44,7 +51,9 @@ def stack(number, **others):
     """A parquet file of The Stack's layout."""
     return parquet(
         hexsha=[f"{row:040x}" for row in range(number)],
-        content=[f"def f{row}():\n    return {row * 7919}\n" * (1 + row % 9) for row in range(number)],
+        content=[
+            f"def f{row}():\n    return {row * 7919}\n" * (1 + row % 9) for row in range(number)
+        ],
         max_stars_repo_path=[f"src/f{row}.py" for row in range(number)],
         lang=["Python" if row % 3 else "C" for row in range(number)],
         **others,
@@ -67,11 +76,13 @@ def tree():
 
 
 def facts(corpus):
-    provenance = {name: value for name, value in corpus.provenance().items() if name not in ("corpus", "etag")}
+    provenance = {
+        name: value for name, value in corpus.provenance().items() if name not in ("corpus", "etag")
+    }
     return provenance, corpus.size, corpus.counts.bytes_read
 
 
-# --- The same as a local corpus --------------------------------------------------------------------------------------
+# --- The same as a local corpus -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -87,7 +98,9 @@ def test_a_prefix_is_read_as_a_directory_is(s3, tmp_path, options):
     write_files(tmp_path, tree())
     upload(tree())
     local, expected = read_corpus(tmp_path / "data", **options)
-    remote = pickle.loads(pickle.dumps(open_corpus(CorpusSpec("s3://corpus/data", **options))))  # for other processes
+    remote = pickle.loads(
+        pickle.dumps(open_corpus(CorpusSpec("s3://corpus/data", **options)))
+    )  # for other processes
     found = list(remote)
     assert found == expected
     assert [document.origin.removeprefix("s3://corpus") for document in found] == [
@@ -97,7 +110,9 @@ def test_a_prefix_is_read_as_a_directory_is(s3, tmp_path, options):
     assert remote.provenance()["corpus"] == "s3://corpus/data"
 
 
-@pytest.mark.parametrize("name", ["python/train-00000.parquet", "chat/b.jsonl.zst", "chat/a.json", "README.md"])
+@pytest.mark.parametrize(
+    "name", ["python/train-00000.parquet", "chat/b.jsonl.zst", "chat/a.json", "README.md"]
+)
 def test_a_file_is_read_as_a_local_one_and_its_etag_is_recorded(s3, tmp_path, name):
     write_files(tmp_path, tree())
     upload(tree())
@@ -112,7 +127,11 @@ def test_a_file_is_read_as_a_local_one_and_its_etag_is_recorded(s3, tmp_path, na
 
 def test_a_saved_data_set_is_read_as_a_local_one(s3, tmp_path):
     """Of an old release, which keeps the numbers of the rows that belong to it."""
-    files = {"state.json": json.dumps(STATE), "dataset_info.json": "{}", "cache-1.arrow": arrow(text=["no"])}
+    files = {
+        "state.json": json.dumps(STATE),
+        "dataset_info.json": "{}",
+        "cache-1.arrow": arrow(text=["no"]),
+    }
     files |= {
         "dataset.arrow": arrow(text=[f"text {row}" for row in range(90)]),
         "indices.arrow": arrow(indices=[80, 5]),
@@ -145,7 +164,7 @@ def test_of_a_parquet_file_only_the_needed_columns_are_fetched(s3):
     assert max(size for _, _, size in s3.requests) <= BLOCK
 
 
-# --- Connections that break ------------------------------------------------------------------------------------------
+# --- Connections that break -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["data/python/train-00000.parquet", "data/chat/b.jsonl.zst"])
@@ -172,18 +191,34 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(s3):
         list(found)
 
 
-# --- Bad input -------------------------------------------------------------------------------------------------------
+# --- Bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("address", "kind", "message"),
     [
         ("s3://corpus/absent.txt", CorpusNotFoundError, "corpus is absent"),
-        ("s3://absent/a.txt", CorpusNotFoundError, r"corpus is absent \(.*The specified bucket does not exist\)"),
+        (
+            "s3://absent/a.txt",
+            CorpusNotFoundError,
+            r"corpus is absent \(.*The specified bucket does not exist\)",
+        ),
         ("s3://", CorpusError, "address is malformed, expected s3://NAME/"),
-        ("hf://owner/name", CorpusError, "address is malformed, expected hf://datasets/OWNER/NAME/"),
-        ("hf://datasets/owner", CorpusError, "address is malformed, expected hf://datasets/OWNER/NAME/"),
-        ("ftp://host/a.txt", CorpusError, "scheme is 'ftp', expected s3, gs, hf, or a path: download it first"),
+        (
+            "hf://owner/name",
+            CorpusError,
+            "address is malformed, expected hf://datasets/OWNER/NAME/",
+        ),
+        (
+            "hf://datasets/owner",
+            CorpusError,
+            "address is malformed, expected hf://datasets/OWNER/NAME/",
+        ),
+        (
+            "ftp://host/a.txt",
+            CorpusError,
+            "scheme is 'ftp', expected s3, gs, hf, or a path: download it first",
+        ),
     ],
 )
 def test_what_is_not_there_is_one_named_error_at_once(s3, address, kind, message):
@@ -201,7 +236,9 @@ def test_missing_credentials_are_named(s3, monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     forget_connections()
-    with pytest.raises(CorpusError, match=r"^s3://corpus/a.txt: the corpus cannot be read \(Unable to locate cred"):
+    with pytest.raises(
+        CorpusError, match=r"^s3://corpus/a.txt: the corpus cannot be read \(Unable to locate cred"
+    ):
         open_corpus(CorpusSpec("s3://corpus/a.txt"))
     forget_connections()
 
@@ -209,12 +246,17 @@ def test_missing_credentials_are_named(s3, monkeypatch, tmp_path):
 @pytest.mark.parametrize(("address", "package"), [("s3://b/k", "s3fs"), ("gs://b/k", "gcsfs")])
 def test_a_missing_package_names_the_extra(monkeypatch, address, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=rf"^{address}: the package '{package}' .* 'rest-store\[remote\]'"):
+    with pytest.raises(
+        MissingExtraError, match=rf"^{address}: the package '{package}' .* 'rest-store\[remote\]'"
+    ):
         open_corpus(CorpusSpec(address))
 
 
 def test_the_hub_that_cannot_be_reached_is_said_at_once(monkeypatch):
     pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(remote_files, "hub_failure", lambda name, kind: f"{kind} {name}: no route")
-    with pytest.raises(CorpusError, match=r"b/x.parquet: the Hugging Face hub cannot be reached \(dataset a/b: no r"):
+    with pytest.raises(
+        CorpusError,
+        match=r"b/x.parquet: the Hugging Face hub cannot be reached \(dataset a/b: no r",
+    ):
         open_corpus(CorpusSpec("hf://datasets/a/b/x.parquet"))

@@ -14,20 +14,33 @@ from build_index.readers import separated_values
 from rest_store.errors import CorpusFormatError
 from tests.shared.corpora import compressed, documents_of, read_corpus, write_files
 
-TEXTS = ["plain", 'with "quotes"', "with,comma; and\ttab", "two\nlines", "two\r\nlines", "naïve ☃", " spaces "]
+TEXTS = [
+    "plain",
+    'with "quotes"',
+    "with,comma; and\ttab",
+    "two\nlines",
+    "two\r\nlines",
+    "naïve ☃",
+    " spaces ",
+]
 
 
-def table_of(texts: list[str], delimiter: str = ",", ends: str = "\r\n", name: str = "text") -> bytes:
+def table_of(
+    texts: list[str], delimiter: str = ",", ends: str = "\r\n", name: str = "text"
+) -> bytes:
     file = io.StringIO(newline="")
     writer = csv.writer(file, delimiter=delimiter, lineterminator=ends)
-    writer.writerows([["id", name, "n"], *([number, text, ""] for number, text in enumerate(texts))])
+    writer.writerows(
+        [["id", name, "n"], *([number, text, ""] for number, text in enumerate(texts))]
+    )
     return file.getvalue().encode()
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 @pytest.mark.parametrize(
-    ("delimiter", "ending"), [(",", ".csv"), (";", ".csv"), ("\t", ".tsv"), ("\t", ".csv"), ("|", ".csv")]
+    ("delimiter", "ending"),
+    [(",", ".csv"), (";", ".csv"), ("\t", ".tsv"), ("\t", ".csv"), ("|", ".csv")],
 )
 def test_a_row_is_a_document(tmp_path, delimiter, ending, ends, suffix):
     path = tmp_path / f"a{ending}{suffix}"
@@ -41,7 +54,11 @@ def test_a_row_is_a_document(tmp_path, delimiter, ending, ends, suffix):
 def test_origins_name_the_line_on_which_a_row_ends(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(table_of(["a", "b\nc", "d"]) + b"\r\n")
-    assert [document.origin for document in documents_of(path)] == [f"{path}:2", f"{path}:4", f"{path}:5"]
+    assert [document.origin for document in documents_of(path)] == [
+        f"{path}:2",
+        f"{path}:4",
+        f"{path}:5",
+    ]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
@@ -55,7 +72,8 @@ def test_any_column_can_be_read(tmp_path):
     path.write_bytes(table_of(["x"], name="body"))
     assert documents_of(path, field="body") == [Document(text="x")]
     with pytest.raises(
-        CorpusFormatError, match=r"a.csv: content is table without a known column \(fields 'id', 'body'"
+        CorpusFormatError,
+        match=r"a.csv: content is table without a known column \(fields 'id', 'body'",
     ):
         documents_of(path)
 
@@ -68,11 +86,16 @@ def test_conversations_may_be_json_in_a_column(tmp_path):
 
 
 def test_a_table_without_a_known_column_in_a_directory_is_counted(tmp_path):
-    write_files(tmp_path, {"a.csv": "x,y\n1,2\n", "b.csv": table_of(["x"]), "c.txt": "text,n\n1,2\n"})
+    write_files(
+        tmp_path, {"a.csv": "x,y\n1,2\n", "b.csv": table_of(["x"]), "c.txt": "text,n\n1,2\n"}
+    )
     corpus, documents = read_corpus(tmp_path)
     assert documents == [Document(text="x"), Document(text="text,n\n1,2\n")]
     assert corpus.counts.skipped == {"table without a known column": 1}
-    assert corpus.counts.largest["table without a known column"] == (8, f"{tmp_path}/a.csv (fields 'x', 'y')")
+    assert corpus.counts.largest["table without a known column"] == (
+        8,
+        f"{tmp_path}/a.csv (fields 'x', 'y')",
+    )
 
 
 BAD = {
@@ -97,13 +120,16 @@ def test_a_bad_row_is_named_or_counted_in_a_directory(tmp_path, name):
     assert corpus.counts.skipped == {"malformed record" if is_row else "damaged": 1}
 
 
-@pytest.mark.parametrize("content", [b'text\n"' + b"x" * 5000, b'text\n"' + b"x\n" * 5000, b"text\n" + b"x" * 5000])
+@pytest.mark.parametrize(
+    "content", [b'text\n"' + b"x" * 5000, b'text\n"' + b"x\n" * 5000, b"text\n" + b"x" * 5000]
+)
 def test_a_row_that_does_not_end_is_not_held(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(separated_values, "LARGEST_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(separated_values, "MAX_DOCUMENT_BYTES", 1000)
     path = tmp_path / "a.csv"
     path.write_bytes(content)
     with pytest.raises(
-        CorpusFormatError, match=r"a.csv:\d+: the size of the row is above 1000 bytes, expected at most"
+        CorpusFormatError,
+        match=r"a.csv:\d+: the size of the row is above 1000 bytes, expected at most",
     ):
         documents_of(path)
 
@@ -117,7 +143,14 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     corpus = read_corpus(path, max_documents=1)[0]
     tracemalloc.start()
     try:
-        assert sum(1 for file in corpus.files(corpus.counts) for _ in corpus.documents(file, corpus.counts)) == 2000
+        assert (
+            sum(
+                1
+                for file in corpus.files(corpus.counts)
+                for _ in corpus.documents(file, corpus.counts)
+            )
+            == 2000
+        )
         assert tracemalloc.get_traced_memory()[1] < 3_000_000
     finally:
         tracemalloc.stop()

@@ -43,7 +43,15 @@ def test_a_source_tree_is_read_in_order_and_skipped_files_are_counted(tmp_path):
     }
     write_files(tmp_path, files)
     corpus, documents = read_corpus(tmp_path)
-    expected = ["a.txt", "a/readme.gz", "a/z.py", "b.py", "list.json", "package.json", "settings.toml"]
+    expected = [
+        "a.txt",
+        "a/readme.gz",
+        "a/z.py",
+        "b.py",
+        "list.json",
+        "package.json",
+        "settings.toml",
+    ]
     # By name in each directory: "a" comes before "a.txt".
     assert names(tmp_path, documents) == ["a/readme.gz", "a/z.py", "a.txt", *expected[3:]]
     assert documents[0].text == "compressed text"
@@ -57,9 +65,15 @@ def test_a_source_tree_is_read_in_order_and_skipped_files_are_counted(tmp_path):
 
 def test_data_files_in_a_directory_are_read_by_their_readers(tmp_path):
     table = pa.table({"content": ["x = 1", "y = 1"], "lang": ["Python", "C"]})
-    write_files(tmp_path, {"chat.jsonl": json.dumps({"messages": MESSAGES}) + "\n", "README.md": "# About"})
     write_files(
-        tmp_path, {"chats.json": json.dumps([{"messages": MESSAGES}] * 2), "x": json.dumps({"data": ["Hi", "Hello"]})}
+        tmp_path, {"chat.jsonl": json.dumps({"messages": MESSAGES}) + "\n", "README.md": "# About"}
+    )
+    write_files(
+        tmp_path,
+        {
+            "chats.json": json.dumps([{"messages": MESSAGES}] * 2),
+            "x": json.dumps({"data": ["Hi", "Hello"]}),
+        },
     )
     pq.write_table(table, tmp_path / "train.parquet")
     pq.write_table(pa.table({"n": [1]}), tmp_path / "numbers.parquet")
@@ -68,9 +82,14 @@ def test_data_files_in_a_directory_are_read_by_their_readers(tmp_path):
     texts = [Document(text="x = 1"), Document(text="y = 1")]
     assert documents == [Document(text="# About"), CHAT, CHAT, CHAT, *texts, CHAT]
     provenance = corpus.provenance()
-    assert provenance["skipped"] == {"JSONL without a known field": 1, "table without a known column": 1}
+    assert provenance["skipped"] == {
+        "JSONL without a known field": 1,
+        "table without a known column": 1,
+    }
     assert (provenance["documents"], provenance["conversations"], provenance["files"]) == (7, 4, 5)
-    assert provenance["bytes"] == corpus.size  # what was passed over counts, too: a bar reaches its end
+    assert (
+        provenance["bytes"] == corpus.size
+    )  # what was passed over counts, too: a bar reaches its end
 
     corpus, documents = read_corpus(tmp_path, field="content", exclude=("*.json*", "x"))
     assert documents == texts
@@ -80,14 +99,20 @@ def test_data_files_in_a_directory_are_read_by_their_readers(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("bad.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99)[:-9], ": compressed file is damaged or truncated"),
+        (
+            "bad.jsonl.gz",
+            gzip.compress(b'{"text": "x"}\n' * 99)[:-9],
+            ": compressed file is damaged or truncated",
+        ),
         ("bad.jsonl", b'{"text": "x"}\n{"text": 1}\n', ":2: "),
         ("bad.jsonl", b"no JSON", ":1: line is not a JSON object"),
         ("bad.parquet", b"PAR1 and nothing more", ": parquet file is damaged"),
     ],
 )
 def test_a_damaged_file_in_a_directory_is_counted_and_shown(tmp_path, name, content, message):
-    write_files(tmp_path, {"a/good.jsonl": '{"text": "good"}\n', f"a/{name}": content, "z.txt": "last"})
+    write_files(
+        tmp_path, {"a/good.jsonl": '{"text": "good"}\n', f"a/{name}": content, "z.txt": "last"}
+    )
     corpus, documents = read_corpus(tmp_path)
     assert {"good", "last"} <= {document.text for document in documents}
     (reason,) = corpus.counts.skipped
@@ -96,7 +121,9 @@ def test_a_damaged_file_in_a_directory_is_counted_and_shown(tmp_path, name, cont
     size, example = corpus.counts.largest[reason]
     assert re.match(f"{tmp_path}/a/{name}{message}", example)
     assert "\n" not in example
-    assert (size, corpus.counts.lost_bytes) == ((0, 0) if ":2:" in message else (len(content), len(content)))
+    assert (size, corpus.counts.lost_bytes) == (
+        (0, 0) if ":2:" in message else (len(content), len(content))
+    )
     with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/a/{name}{message}"):
         read_corpus(tmp_path / "a" / name)
 
@@ -121,7 +148,9 @@ def test_files_of_tools_in_a_tree_are_left_out(tmp_path):
     ],
 )
 def test_globs_choose_files(tmp_path, include, exclude, expected):
-    write_files(tmp_path, dict.fromkeys(["top.py", "src/a.py", "src/deep/b.py", "src/deep/c.c"], "x"))
+    write_files(
+        tmp_path, dict.fromkeys(["top.py", "src/a.py", "src/deep/b.py", "src/deep/c.c"], "x")
+    )
     corpus, documents = read_corpus(tmp_path, include=include, exclude=exclude)
     assert names(tmp_path, documents) == expected
     assert corpus.size == len(expected)
@@ -129,14 +158,22 @@ def test_globs_choose_files(tmp_path, include, exclude, expected):
 
 @pytest.mark.parametrize(
     ("glob", "path", "matches"),
-    [("*", "a/b", True), ("a/*", "a/b/c", False), ("./a/b", "a/b", True), ("a?c", "a/c", False), ("a.c", "abc", False)],
+    [
+        ("*", "a/b", True),
+        ("a/*", "a/b/c", False),
+        ("./a/b", "a/b", True),
+        ("a?c", "a/c", False),
+        ("a.c", "abc", False),
+    ],
 )
 def test_globs_match(glob, path, matches):
     assert (compile_globs([glob]).fullmatch(path) is not None) is matches
 
 
 def test_a_malformed_glob_is_refused_at_once(tmp_path):
-    with pytest.raises(CorpusError, match=r"a glob is '\*\*x' .*, expected one with \*\* for whole names"):
+    with pytest.raises(
+        CorpusError, match=r"a glob is '\*\*x' .*, expected one with \*\* for whole names"
+    ):
         open_corpus(CorpusSpec(str(tmp_path), include=("**x",)))
 
 
@@ -158,13 +195,28 @@ MANIFEST = '{"format": "rest-store", "format_version": 1}'
 
 
 def test_datastores_and_unfinished_builds_in_a_tree_are_left_out(tmp_path):
-    write_files(tmp_path, dict.fromkeys(["a.txt", "web/app.js", "z.txt", ".y.building/notes.txt"], "text"))
-    write_files(tmp_path, {"web/manifest.json": '{"name": "an app"}', "big/manifest.json": "[" * 5000})
-    write_files(tmp_path, {"ds/manifest.json": MANIFEST, "ds/tokenizer.json": "{}", "ds/deep/x.txt": "x"})
+    write_files(
+        tmp_path, dict.fromkeys(["a.txt", "web/app.js", "z.txt", ".y.building/notes.txt"], "text")
+    )
+    write_files(
+        tmp_path, {"web/manifest.json": '{"name": "an app"}', "big/manifest.json": "[" * 5000}
+    )
+    write_files(
+        tmp_path, {"ds/manifest.json": MANIFEST, "ds/tokenizer.json": "{}", "ds/deep/x.txt": "x"}
+    )
     write_files(tmp_path, {".ds.building/lock": "", ".ds.building/datastore/tokenizer.json": "{}"})
-    write_files(tmp_path, {"live/documents.sqlite": "", "live/writer.lock": "", "live/tokenizer.json": "{}"})
+    write_files(
+        tmp_path, {"live/documents.sqlite": "", "live/writer.lock": "", "live/tokenizer.json": "{}"}
+    )
     corpus, documents = read_corpus(tmp_path)
-    expected = [".y.building/notes.txt", "a.txt", "big/manifest.json", "web/app.js", "web/manifest.json", "z.txt"]
+    expected = [
+        ".y.building/notes.txt",
+        "a.txt",
+        "big/manifest.json",
+        "web/app.js",
+        "web/manifest.json",
+        "z.txt",
+    ]
     assert names(tmp_path, documents) == expected
     assert corpus.provenance()["skipped"] == {"datastore": 2}
     assert corpus.size == corpus.counts.bytes_read
@@ -179,7 +231,9 @@ def test_datastores_and_unfinished_builds_in_a_tree_are_left_out(tmp_path):
 )
 def test_a_datastore_as_a_corpus_is_refused_as_what_it_is(tmp_path, files, kind):
     write_files(tmp_path / "ds", files)
-    with pytest.raises(CorpusError, match=f"ds: corpus is {kind}, expected the texts that it was made of"):
+    with pytest.raises(
+        CorpusError, match=f"ds: corpus is {kind}, expected the texts that it was made of"
+    ):
         read_corpus(tmp_path / "ds")
 
 
@@ -206,7 +260,9 @@ def test_a_file_or_directory_that_cannot_be_read_is_an_error(tmp_path, monkeypat
         return scandir(path)
 
     monkeypatch.setattr("os.scandir", refuse)
-    with pytest.raises(CorpusError, match=rf"^{tmp_path}/a: the corpus cannot be read \(Permission denied\)"):
+    with pytest.raises(
+        CorpusError, match=rf"^{tmp_path}/a: the corpus cannot be read \(Permission denied\)"
+    ):
         read_corpus(tmp_path)
 
 

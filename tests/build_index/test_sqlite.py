@@ -11,7 +11,7 @@ import pytest
 
 from build_index.documents import Document
 from build_index.readers import records, sqlite
-from rest_store.errors import CorpusFormatError, DocumentSizeError
+from rest_store.errors import CorpusError, CorpusFormatError
 from tests.shared.corpora import documents_of, read_corpus
 
 
@@ -38,18 +38,24 @@ def test_each_row_of_each_table_with_a_known_column_is_a_document(tmp_path):
     path = database(tmp_path / "a.db", *TABLES, rows=ROWS)
     corpus, documents = read_corpus(path)
     assert [document.text for document in documents] == ["bytes", "text", "one", "two"]
-    assert [document.origin for document in documents[1:3]] == [f"{path}:a b, row 2", f"{path}:notes, row 1"]
+    assert [document.origin for document in documents[1:3]] == [
+        f"{path}:a b, row 2",
+        f"{path}:notes, row 1",
+    ]
     assert corpus.reader == "sqlite"
     assert corpus.counts.bytes_read == corpus.size
 
 
 def test_any_column_can_be_read(tmp_path):
     turns = json.dumps([{"role": "user", "content": "Hi"}])
-    path = database(tmp_path / "a.db", "CREATE TABLE log (response, messages)", rows={"log": [("x", turns)]})
+    path = database(
+        tmp_path / "a.db", "CREATE TABLE log (response, messages)", rows={"log": [("x", turns)]}
+    )
     assert documents_of(path, field="response") == [Document(text="x")]
     assert documents_of(path) == [Document(messages=(("user", "Hi"),))]
     with pytest.raises(
-        CorpusFormatError, match=r"the columns of all tables is without a known one \('log'\), .* 'body'"
+        CorpusFormatError,
+        match=r"the columns of all tables is without a known one \('log'\), .* 'body'",
     ):
         documents_of(path, field="body")
 
@@ -85,9 +91,13 @@ def test_rows_that_are_empty_or_not_utf8_are_counted(tmp_path):
 
 def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path, monkeypatch):
     for module in (records, sqlite):
-        monkeypatch.setattr(module, "LARGEST_DOCUMENT_BYTES", 1000)
-    path = database(tmp_path / "a.db", TABLES[0], rows={"notes": [(1, "x"), (2, "y" * 1001), (3, "z")]})
-    with pytest.raises(DocumentSizeError, match=r"a.db:notes, row 2: the size of the record is above 1000 bytes"):
+        monkeypatch.setattr(module, "MAX_DOCUMENT_BYTES", 1000)
+    path = database(
+        tmp_path / "a.db", TABLES[0], rows={"notes": [(1, "x"), (2, "y" * 1001), (3, "z")]}
+    )
+    with pytest.raises(
+        CorpusError, match=r"a.db:notes, row 2: the size of the record is above 1000 bytes"
+    ):
         documents_of(path)
     corpus, documents = read_corpus(tmp_path, include=("*.db",))
     assert documents == [Document(text="x"), Document(text="z")]
@@ -95,7 +105,9 @@ def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path,
 
 
 def test_a_damaged_database_is_an_error_or_counted_in_a_directory(tmp_path):
-    path = database(tmp_path / "a.db", TABLES[0], rows={"notes": [(number, "x" * 999) for number in range(99)]})
+    path = database(
+        tmp_path / "a.db", TABLES[0], rows={"notes": [(number, "x" * 999) for number in range(99)]}
+    )
     data = path.read_bytes()
     path.write_bytes(data[:4096] + b"\xff" * 4096 + data[8192:])
     with pytest.raises(CorpusFormatError, match=r"a.db: SQLite database is damaged, or in use"):
@@ -105,7 +117,9 @@ def test_a_damaged_database_is_an_error_or_counted_in_a_directory(tmp_path):
 
 
 def test_a_database_that_is_being_written_is_read_as_it_was_committed(tmp_path):
-    path = database(tmp_path / "a.db", "PRAGMA journal_mode = WAL", TABLES[0], rows={"notes": [(1, "x")]})
+    path = database(
+        tmp_path / "a.db", "PRAGMA journal_mode = WAL", TABLES[0], rows={"notes": [(1, "x")]}
+    )
     with closing(sqlite3.connect(path)) as writer:
         writer.execute("INSERT INTO notes VALUES (2, 'committed')")
         writer.commit()

@@ -16,7 +16,11 @@ from tests.shared.builds import build_here, command, contents, run_build, write_
 from tests.shared.corpora import write_files
 from tests.shared.live import until
 
-OLD = {"manifest.json": '{"format": "rest-store"}', "shard-00000.tokens": "old", "tokenizer.json": "{}"}
+OLD = {
+    "manifest.json": '{"format": "rest-store"}',
+    "shard-00000.tokens": "old",
+    "tokenizer.json": "{}",
+}
 NEW = {"manifest.json": '{"format": "rest-store", "new": 1}', "shard-00000.tokens": "new"}
 
 
@@ -24,14 +28,17 @@ def texts(directory: Path) -> dict[str, str]:
     return {name: data.decode() for name, data in contents(directory).items()}
 
 
-# --- Where a datastore may be put ------------------------------------------------------------------------------------
+# --- Where a datastore may be put -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("files", "found"),
     [
         ({"notes.txt": ""}, "directory is one with other content ('notes.txt')"),
-        ({"manifest.json": '{"name": "an extension of a browser"}'}, "one with other content ('manifest.json')"),
+        (
+            {"manifest.json": '{"name": "an extension of a browser"}'},
+            "one with other content ('manifest.json')",
+        ),
         ({"manifest.json": "not JSON"}, "one with other content ('manifest.json')"),
         ({"manifest.json": "[]"}, "one with other content ('manifest.json')"),
         ({**OLD, "notes.txt": ""}, "a datastore with other files in it ('notes.txt')"),
@@ -49,7 +56,9 @@ def test_a_directory_with_anything_else_in_it_is_left_alone(tmp_path, files, fou
 
 def test_a_file_and_a_mount_point_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="directory is a file, expected a new one, an empty one or a datastore"):
+    with pytest.raises(
+        OutputError, match="directory is a file, expected a new one, an empty one or a datastore"
+    ):
         final_place(tmp_path / "file")
     with pytest.raises(OutputError, match="directory is a mount point, which cannot be renamed"):
         final_place(Path("/"))
@@ -70,7 +79,7 @@ def test_a_link_is_followed(tmp_path):
     assert texts(tmp_path / "link") == NEW
 
 
-# --- The lock --------------------------------------------------------------------------------------------------------
+# --- The lock -------------------------------------------------------------------------------------
 
 
 NO_LOCKS = """
@@ -111,7 +120,10 @@ def arguments(tmp_path, tokenizer, out):
 
 def test_a_file_system_without_locks_is_refused_by_name(arguments, out):
     process = run_build(*arguments, before=NO_LOCKS)
-    message = f"{out.parent}/.ds.building: the datastore cannot be written (its file system has no locks: No locks avai"
+    message = (
+        f"{out.parent}/.ds.building: the datastore cannot be written (its file system has no locks:"
+        " No locks avai"
+    )
     assert (process.returncode, process.stdout) == (1, "")
     assert process.stderr.startswith(f"Error: {message}")
     assert not out.exists()
@@ -120,7 +132,9 @@ def test_a_file_system_without_locks_is_refused_by_name(arguments, out):
 def test_the_second_of_two_builds_is_refused_on_nfs(arguments, out, tmp_path):
     mark = tmp_path / "mark"
     before = LOCKS_OF_NFS + WAITING.format(mark=str(mark))
-    first = subprocess.Popen(command(*arguments, before=before), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        command(*arguments, before=before), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
     until(mark.exists)
     second = run_build(*arguments, before=LOCKS_OF_NFS)
     assert (second.returncode, second.stdout) == (1, "")
@@ -130,7 +144,7 @@ def test_the_second_of_two_builds_is_refused_on_nfs(arguments, out, tmp_path):
     check_datastore(out)
 
 
-# --- Into place ------------------------------------------------------------------------------------------------------
+# --- Into place -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", ["nothing", "an empty directory", "a datastore"])
@@ -148,7 +162,10 @@ def test_a_datastore_is_put_in_place(tmp_path, before):
 
 
 def test_what_is_renamed_is_on_the_disk_first(arguments, out, monkeypatch):
-    """After a loss of power, a name stands for all that was written under it; and no old shard for a new one."""
+    """After a loss of power, a name stands for all that was written under it.
+
+    And no old shard for a new one.
+    """
     synced, early = set(), []
     fsync, rename = os.fsync, Path.rename
 
@@ -165,7 +182,9 @@ def test_what_is_renamed_is_on_the_disk_first(arguments, out, monkeypatch):
     monkeypatch.setattr(os, "fsync", syncing)
     monkeypatch.setattr(Path, "rename", renaming)
     exchange = module._exchanged
-    monkeypatch.setattr(module, "_exchanged", lambda *places: early.extend(unsynced(places[0])) or exchange(*places))
+    monkeypatch.setattr(
+        module, "_exchanged", lambda *places: early.extend(unsynced(places[0])) or exchange(*places)
+    )
 
     def unsynced(datastore):
         return [str(path) for path in (datastore, datastore.parent) if str(path) not in synced]
@@ -186,7 +205,9 @@ def test_a_directory_that_appeared_meanwhile_is_left_alone(tmp_path):
     assert texts(tmp_path / ".ds.building" / "datastore") == NEW
 
 
-def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_nothing_to_resume(tmp_path, monkeypatch):
+def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_nothing_to_resume(
+    tmp_path, monkeypatch
+):
     write_files(tmp_path / ".ds.building" / "datastore", {**NEW, "../plan.json": "{}"})
     assert kept_shards(tmp_path / "ds") == 1
 

@@ -1,4 +1,6 @@
-"""Suffixes as builds sort and pack them: those of brute force, and of plain numpy where there are many."""
+"""Suffixes as builds sort and pack them: those of brute force, and
+of plain numpy where there are many.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from hypothesis import strategies as st
 
 from build_index import suffix_array as module
 from build_index.suffix_array import max_positions, peak_bytes, sorted_suffixes
-from rest_store.datastore.header import MAX_POSITIONS, TAIL_SIZE, entry_bits, separator_id, token_width
+from rest_store.datastore.header import (
+    MAX_POSITIONS,
+    TAIL_SIZE,
+    entry_bits,
+    separator_id,
+    token_width,
+)
 from rest_store.datastore.shard import encode_symbols
 from tests.shared import strategies
 
@@ -23,7 +31,9 @@ def sort(symbols, vocabulary_size):
     symbols = np.array(symbols, dtype=np.int64)
     payload = encode_symbols(symbols, vocabulary_size) + bytes(TAIL_SIZE)
     count = int(np.count_nonzero(symbols != separator_id(vocabulary_size)))
-    keys, entries = sorted_suffixes(np.frombuffer(payload, np.uint8), token_width(vocabulary_size), count)
+    keys, entries = sorted_suffixes(
+        np.frombuffer(payload, np.uint8), token_width(vocabulary_size), count
+    )
     order = strategies.gather_entries(entries, entry_bits(len(symbols)), np.arange(count))
     places = (order[::64] * token_width(vocabulary_size)).tolist()
     expected = [int.from_bytes(payload[place : place + 8], "big") for place in places]
@@ -36,11 +46,15 @@ def shards(draw):
     vocabulary_size = draw(st.sampled_from(strategies.VOCABULARY_SIZES))
     tokens = st.integers(0, vocabulary_size - 1)
     few = draw(st.lists(tokens, min_size=1, max_size=4))
-    symbol = st.one_of(st.sampled_from(few), st.sampled_from([*few, separator_id(vocabulary_size)]), tokens)
+    symbol = st.one_of(
+        st.sampled_from(few), st.sampled_from([*few, separator_id(vocabulary_size)]), tokens
+    )
     pieces = st.lists(symbol, min_size=1, max_size=30).flatmap(
         lambda piece: st.integers(1, 4).map(lambda times: piece * times)
     )
-    return vocabulary_size, [symbol for piece in draw(st.lists(pieces, min_size=1, max_size=4)) for symbol in piece]
+    return vocabulary_size, [
+        symbol for piece in draw(st.lists(pieces, min_size=1, max_size=4)) for symbol in piece
+    ]
 
 
 @given(shards())
@@ -57,18 +71,24 @@ def test_agrees_with_sorted_lists(shard):
 
 @pytest.mark.parametrize("vocabulary_size", [65_535, 70_000])
 def test_many_symbols_are_in_order(vocabulary_size):
-    """Neighbours differ at their first symbols, or these are equal and the suffixes behind them are in order."""
+    """Neighbours differ at their first symbols, or these are equal
+    and the suffixes behind them are in order.
+    """
     random, separator = np.random.default_rng(1), separator_id(vocabulary_size)
     every = random.permutation(vocabulary_size)
     frequent = np.minimum(random.zipf(1.2, 300_000), vocabulary_size - 1)
-    symbols = np.concatenate([every, [separator], frequent, [separator], every[::-1], frequent[:50_000], [separator]])
+    symbols = np.concatenate(
+        [every, [separator], frequent, [separator], every[::-1], frequent[:50_000], [separator]]
+    )
     order = sort(symbols, vocabulary_size)
     assert np.array_equal(np.sort(order), np.flatnonzero(symbols != separator))
     rank = np.full(len(symbols) + 1, len(symbols))  # separators are greatest, wherever they are
     rank[order] = np.arange(len(order))
     left, right = order[:-1], order[1:]
     first, second = symbols[left], symbols[right]
-    behind = (rank[left + 1] < rank[right + 1]) | (symbols[left + 1] == separator) & (symbols[right + 1] == separator)
+    behind = (rank[left + 1] < rank[right + 1]) | (symbols[left + 1] == separator) & (
+        symbols[right + 1] == separator
+    )
     assert np.all((first < second) | (first == second) & behind)
 
 
@@ -106,7 +126,13 @@ def test_peak_stays_within_the_bound_which_is_not_idle(tmp_path, vocabulary_size
     count = 4_000_000
     symbols = np.random.default_rng(4).integers(0, distinct, count)
     (tmp_path / "symbols").write_bytes(encode_symbols(symbols, vocabulary_size) + bytes(TAIL_SIZE))
-    command = [sys.executable, "-c", PEAK, str(token_width(vocabulary_size)), str(tmp_path / "symbols")]
+    command = [
+        sys.executable,
+        "-c",
+        PEAK,
+        str(token_width(vocabulary_size)),
+        str(tmp_path / "symbols"),
+    ]
     root = Path(module.__file__).parents[1]
     peak = int(subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout)
     assert 0.9 * peak_bytes(count, vocabulary_size) < peak <= peak_bytes(count, vocabulary_size)

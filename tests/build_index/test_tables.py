@@ -44,7 +44,7 @@ def write(request, tmp_path):
     return lambda table: request.param(tmp_path / "table", table)
 
 
-# --- Which column ----------------------------------------------------------------------------------------------------
+# --- Which column ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -62,15 +62,21 @@ def write(request, tmp_path):
         {"conversations": [7, 8]},
     ],
 )
-@pytest.mark.parametrize("type_", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int8(), pa.string())])
+@pytest.mark.parametrize(
+    "type_", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int8(), pa.string())]
+)
 def test_a_column_that_is_a_conversation_by_its_name_alone_is_passed_over(write, columns, type_):
-    texts = pa.array(["one", "two"]).cast(type_) if type_ != pa.binary() else pa.array([b"one", b"two"])
+    texts = (
+        pa.array(["one", "two"]).cast(type_) if type_ != pa.binary() else pa.array([b"one", b"two"])
+    )
     path = write(pa.table({**columns, "text": texts}))
     assert documents_of(path) == [Document(text="one"), Document(text="two")]
 
 
 def test_a_row_without_a_conversation_is_its_text(write):
-    path = write(pa.table({"messages": pa.array([CHAT, None, []], CHATS), "text": ["no", "a text", None]}))
+    path = write(
+        pa.table({"messages": pa.array([CHAT, None, []], CHATS), "text": ["no", "a text", None]})
+    )
     corpus, documents = read_corpus(path)
     assert documents == [Document(messages=MESSAGES), Document(text="a text")]
     assert corpus.counts.skipped == {"empty": 1}
@@ -90,7 +96,10 @@ def test_rows_are_the_documents_that_json_of_the_same_records_has(write, tmp_pat
 
 def test_a_table_without_a_document_says_of_which_types_its_columns_are(write):
     path = write(pa.table({"messages": pa.array([[{"id": 1}]]), "n": [1]}))
-    expected = r"fields 'messages', 'n'; 'messages' is list<.*id: int64>>\), expected text, or .*--field names another"
+    expected = (
+        r"fields 'messages', 'n'; 'messages' is list<.*id: int64>>\), expected text, or .*--field"
+        r" names another"
+    )
     with pytest.raises(CorpusFormatError, match=expected):
         documents_of(path)
 
@@ -107,7 +116,7 @@ def test_large_lists_and_lists_of_a_size_are_conversations(write):
         assert documents_of(path) == [Document(messages=MESSAGES)]
 
 
-# --- JSON in columns -------------------------------------------------------------------------------------------------
+# --- JSON in columns ------------------------------------------------------------------------------
 
 
 def as_json(values):
@@ -115,7 +124,10 @@ def as_json(values):
 
 
 def test_a_column_of_json_is_decoded(write):
-    turns = [{"role": "user", "content": 'line one\nline "two"'}, {"role": "assistant", "content": "a", "name": "x"}]
+    turns = [
+        {"role": "user", "content": 'line one\nline "two"'},
+        {"role": "assistant", "content": "a", "name": "x"},
+    ]
     path = write(pa.table({"messages": as_json([turns, None]), "text": ["no", "yes"]}))
     first, second = documents_of(path)
     assert first.messages[0] == ("user", 'line one\nline "two"')
@@ -145,10 +157,14 @@ def test_json_that_the_field_leads_into_is_decoded(write):
     assert documents_of(path, field="log.turns") == [Document(messages=MESSAGES)]
 
 
-@pytest.mark.parametrize("answer", ["42", "true", '{"a": 1}', '["x"]', '[{"a": 1}]', "null of JSON", '{"broken'])
+@pytest.mark.parametrize(
+    "answer", ["42", "true", '{"a": 1}', '["x"]', '[{"a": 1}]', "null of JSON", '{"broken']
+)
 def test_a_text_that_datasets_has_left_as_it_is_stays_a_text(write, answer):
     """`Json` of datasets encodes a text unless it is JSON already."""
-    turns = pa.StructArray.from_arrays([pa.array(["assistant"]), pa.array([answer], pa.json_())], ["role", "content"])
+    turns = pa.StructArray.from_arrays(
+        [pa.array(["assistant"]), pa.array([answer], pa.json_())], ["role", "content"]
+    )
     path = write(pa.table({"messages": pa.ListArray.from_arrays([0, 1], turns)}))
     assert documents_of(path) == [Document(messages=(("assistant", answer),))]
 
@@ -173,9 +189,13 @@ def test_a_conversation_may_be_a_text_of_json(write, tmp_path, name):
     assert documents_of(lines, field=f"log.{name}") == [Document(messages=MESSAGES)]
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "[", '["a"]', "[" * 100_000, '[{"other": 1}]', "no list"])
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "[", '["a"]', "[" * 100_000, '[{"other": 1}]', "no list"]
+)
 def test_another_text_where_a_conversation_may_be_is_no_conversation(write, text):
-    assert documents_of(write(pa.table({"messages": [text], "text": ["x"]}))) == [Document(text="x")]
+    assert documents_of(write(pa.table({"messages": [text], "text": ["x"]}))) == [
+        Document(text="x")
+    ]
 
 
 def test_a_text_that_is_a_conversation_in_json_is_stored_as_it_is(write):
@@ -185,7 +205,7 @@ def test_a_text_that_is_a_conversation_in_json_is_stored_as_it_is(write):
     assert documents_of(path) == documents_of(path, field="content") == [Document(text=source)]
 
 
-# --- Bad rows --------------------------------------------------------------------------------------------------------
+# --- Bad rows -------------------------------------------------------------------------------------
 
 
 def test_turns_that_are_not_utf8_are_dropped_and_counted(write):
@@ -193,7 +213,9 @@ def test_turns_that_are_not_utf8_are_dropped_and_counted(write):
     contents = pa.StringArray.from_buffers(3, *raw.buffers()[1:])
     turns = pa.StructArray.from_arrays([pa.array(["user"] * 3), contents], ["role", "content"])
     path = write(pa.table({"messages": pa.ListArray.from_arrays([0, 1, 2, 3], turns)}))
-    if open_corpus(CorpusSpec(str(path))).reader == "arrow":  # whose offsets have to be looked at together with texts
+    if (
+        open_corpus(CorpusSpec(str(path))).reader == "arrow"
+    ):  # whose offsets have to be looked at together with texts
         with pytest.raises(CorpusFormatError, match=r"Arrow file is damaged or truncated .*UTF"):
             documents_of(path)
         return
@@ -208,7 +230,9 @@ def test_a_malformed_row_in_a_directory_is_counted_and_the_next_one_read(write, 
     corpus, documents = read_corpus(tmp_path)
     assert documents == [Document(messages=MESSAGES)] * 2
     assert corpus.counts.skipped == {"malformed record": 1}
-    assert corpus.counts.largest["malformed record"][1].startswith(f"{path}:row 1: turn 0 of 'messages' is ")
+    assert corpus.counts.largest["malformed record"][1].startswith(
+        f"{path}:row 1: turn 0 of 'messages' is "
+    )
     with pytest.raises(CorpusFormatError, match=f"^{path}:row 1: turn 0"):
         documents_of(path)
 
@@ -221,14 +245,16 @@ def test_texts_that_are_not_utf8_are_dropped_and_counted(write):
     assert corpus.counts.skipped == {"not UTF-8": 1}
 
 
-# --- Arrow -----------------------------------------------------------------------------------------------------------
+# --- Arrow ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
 @pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
 def test_arrow_is_read_batch_by_batch(tmp_path, new, compression):
     path = tmp_path / "a.arrow"
-    table = pa.table({"text": [f"text {number}" for number in range(250)], "other": ["x" * 99] * 250})
+    table = pa.table(
+        {"text": [f"text {number}" for number in range(250)], "other": ["x" * 99] * 250}
+    )
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=100)
@@ -250,11 +276,15 @@ def test_a_stream_whose_writer_did_not_end_it_is_read(tmp_path):
 
 @pytest.mark.parametrize("write_table", [write_arrow_file, write_arrow_stream])
 def test_a_damaged_arrow_file_is_an_error_or_counted_in_a_directory(tmp_path, write_table):
-    path = write_table(tmp_path / "a", pa.table({"text": [f"{number}" * 9 for number in range(500)]}))
+    path = write_table(
+        tmp_path / "a", pa.table({"text": [f"{number}" * 9 for number in range(500)]})
+    )
     data = path.read_bytes()
     for damaged in (data[: len(data) // 2], data[:30], data[:150] + b"\xff" * 60 + data[210:]):
         path.write_bytes(damaged)
-        with pytest.raises(CorpusFormatError, match=f"^{path}: Arrow file is damaged or truncated") as error:
+        with pytest.raises(
+            CorpusFormatError, match=f"^{path}: Arrow file is damaged or truncated"
+        ) as error:
             documents_of(path)
         assert "\n" not in str(error.value)
         corpus, documents = read_corpus(tmp_path)
@@ -263,6 +293,10 @@ def test_a_damaged_arrow_file_is_an_error_or_counted_in_a_directory(tmp_path, wr
 
 
 def test_a_list_of_row_numbers_is_no_table_of_documents(tmp_path):
-    path = write_arrow_stream(tmp_path / "cache.arrow", pa.table({"indices": pa.array([1, 2], pa.uint64())}))
-    with pytest.raises(CorpusFormatError, match=r"table of row numbers.*Dataset.save_to_disk writes the rows"):
+    path = write_arrow_stream(
+        tmp_path / "cache.arrow", pa.table({"indices": pa.array([1, 2], pa.uint64())})
+    )
+    with pytest.raises(
+        CorpusFormatError, match=r"table of row numbers.*Dataset.save_to_disk writes the rows"
+    ):
         open_corpus(CorpusSpec(str(path)))

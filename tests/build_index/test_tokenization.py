@@ -25,7 +25,7 @@ from tests.shared.models import (
     word_piece,
 )
 
-# --- Loading ---------------------------------------------------------------------------------------------------------
+# --- Loading --------------------------------------------------------------------------------------
 
 
 def test_a_tokenizer_json_is_loaded_without_transformers(byte_level_file, monkeypatch):
@@ -39,9 +39,18 @@ def test_a_tokenizer_json_is_loaded_without_transformers(byte_level_file, monkey
 def test_the_template_and_special_tokens_beside_a_tokenizer_json_are_used(tmp_path):
     byte_level_bpe().save(str(tmp_path / "tokenizer.json"))
     config = {
-        "chat_template": [{"name": "default", "template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"}]
+        "chat_template": [
+            {
+                "name": "default",
+                "template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
+            }
+        ]
     }
-    config |= {"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>", "pad_token": None}
+    config |= {
+        "bos_token": {"content": "<|im_start|>"},
+        "eos_token": "<|im_end|>",
+        "pad_token": None,
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
     assert rendered(loaded, "hi") == "<|im_start|>hi<|im_end|>"
@@ -52,17 +61,25 @@ def test_the_template_and_special_tokens_beside_a_tokenizer_json_are_used(tmp_pa
 def test_a_template_that_is_not_utf8_is_refused(byte_level_file, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(byte_level_file.read_bytes())
     (tmp_path / "chat_template.jinja").write_bytes("café".encode("latin-1"))
-    with pytest.raises(TokenizerLoadError, match=r"chat_template\.jinja: chat template is not UTF-8"):
+    with pytest.raises(
+        TokenizerLoadError, match=r"chat_template\.jinja: chat template is not UTF-8"
+    ):
         load_tokenizer(tmp_path)
 
 
 def test_a_directory_is_loaded_by_transformers_and_renders_as_transformers_does(tmp_path, chat):
     transformers = pytest.importorskip("transformers")
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|im_end|>")
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_bpe(), eos_token="<|im_end|>"
+    )
     fast.chat_template = CHATML + "{{ eos_token }}"
     fast.save_pretrained(tmp_path)
     loaded = load_tokenizer(str(tmp_path))
-    turns = [("system", " be brief "), ("user", "What is a suffix array?"), ("assistant", "Sorted\n\npositions.")]
+    turns = [
+        ("system", " be brief "),
+        ("user", "What is a suffix array?"),
+        ("assistant", "Sorted\n\npositions."),
+    ]
     messages = [{"role": role, "content": content} for role, content in turns]
     expected = fast.apply_chat_template(messages, return_dict=False)
     assert loaded.encode_documents([Document(messages=tuple(turns))])[0].tolist() == expected
@@ -73,7 +90,9 @@ def test_a_directory_is_loaded_by_transformers_and_renders_as_transformers_does(
 def test_mistrals_vocabulary_of_131072_tokens_is_loaded(tmp_path):
     path = installed_file("mistral_common", "data/tekken_240911.json")
     converter = pytest.importorskip("transformers.integrations.mistral.tokenizer")
-    converter.convert_tekken_tokenizer(str(path)).backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    converter.convert_tekken_tokenizer(str(path)).backend_tokenizer.save(
+        str(tmp_path / "tokenizer.json")
+    )
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
     text = "def naïve(): return '你好世界' </s>"
     tokens = loaded.encode(text)
@@ -84,7 +103,9 @@ def test_mistrals_vocabulary_of_131072_tokens_is_loaded(tmp_path):
     assert not set(tokens.tolist()) & set(loaded.identity.special_tokens.values())
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(65535, np.uint16), (65536, np.uint32), (70_000, np.uint32)])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(65535, np.uint16), (65536, np.uint32), (70_000, np.uint32)]
+)
 def test_tokens_are_as_wide_as_the_vocabulary_needs(size, dtype):
     loaded = TargetTokenizer(word_level(size).to_str(), "words")
     tokens = loaded.encode(f"w1 w{size - 1} w{size}")
@@ -92,7 +113,7 @@ def test_tokens_are_as_wide_as_the_vocabulary_needs(size, dtype):
     assert tokens.dtype == dtype
 
 
-# --- Texts -----------------------------------------------------------------------------------------------------------
+# --- Texts ----------------------------------------------------------------------------------------
 
 
 def with_bos_in_merges() -> Tokenizer:
@@ -133,9 +154,17 @@ def test_the_text_of_an_added_token_that_is_no_control_token_is_that_token(chat)
 
 
 def test_documents_are_tokenized_as_the_tokenizer_does(chat):
-    texts = ["def add(first, second):\n    return first\n", "", "naïve café 你好", "  \n\n", "x" * 50]
+    texts = [
+        "def add(first, second):\n    return first\n",
+        "",
+        "naïve café 你好",
+        "  \n\n",
+        "x" * 50,
+    ]
     reference = byte_level_bpe()
-    assert [tokens.tolist() for tokens in chat.encode_batch(texts)] == [reference.encode(text).ids for text in texts]
+    assert [tokens.tolist() for tokens in chat.encode_batch(texts)] == [
+        reference.encode(text).ids for text in texts
+    ]
     assert all(decoded(chat, chat.encode(text)) == text for text in texts)
     assert chat.encode("").dtype == np.uint16
 
@@ -145,7 +174,9 @@ def test_no_control_token_is_added_by_a_post_processor():
 
     tokenizer = byte_level_bpe()
     without = tokenizer.encode("for i in range").ids
-    tokenizer.post_processor = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
     assert TargetTokenizer(tokenizer.to_str(), "x").encode("for i in range").tolist() == without
 
 
@@ -181,7 +212,7 @@ def test_long_texts_are_encoded_in_pieces_at_line_ends_and_in_several_batches(ch
     assert [decoded(chat, tokens) for tokens in pieces] == texts
 
 
-# --- Showing tokens --------------------------------------------------------------------------------------------------
+# --- Showing tokens -------------------------------------------------------------------------------
 
 
 def test_token_text_shows_what_a_token_adds_to_a_text(chat):

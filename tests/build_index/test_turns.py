@@ -37,7 +37,12 @@ def test_text_of_parts_is_kept_whatever_they_call_themselves(kind):
 
 
 def test_parts_without_text_are_counted_by_type():
-    parts = [{"type": "image_url", "image_url": {}}, {"type": "text", "text": "x"}, {"type": "?!", "a": 1}, {"type": 3}]
+    parts = [
+        {"type": "image_url", "image_url": {}},
+        {"type": "text", "text": "x"},
+        {"type": "?!", "a": 1},
+        {"type": 3},
+    ]
     found, left_out = messages({"role": "user", "content": parts})
     assert found == (("user", "x"),)
     assert left_out == {"parts of type 'image_url'": 1, "parts of type 'unknown'": 2}
@@ -64,14 +69,23 @@ def test_parts_of_reasoning_are_reasoning_and_no_text(part):
 
 
 def test_calls_ids_and_names_are_kept_and_null_content_is_told_from_an_empty_one():
-    assert more({"role": "assistant", "content": None, "tool_calls": CALLS}) == {"tool_calls": CALLS, "content": None}
-    assert more({"role": "assistant", "tool_calls": CALLS}) == {"tool_calls": CALLS, "content": None}
+    assert more({"role": "assistant", "content": None, "tool_calls": CALLS}) == {
+        "tool_calls": CALLS,
+        "content": None,
+    }
+    assert more({"role": "assistant", "tool_calls": CALLS}) == {
+        "tool_calls": CALLS,
+        "content": None,
+    }
     assert more({"role": "assistant", "content": "x", "tool_calls": CALLS}) == {"tool_calls": CALLS}
     named = {"tool_call_id": "a", "name": "f"}
     assert more({"role": "tool", "content": "18", **named, "weight": 1}) == named
     call = {"name": "f", "arguments": "{}"}
     calls = [{"type": "function", "function": call}]
-    assert more({"role": "assistant", "content": None, "function_call": call}) == {"tool_calls": calls, "content": None}
+    assert more({"role": "assistant", "content": None, "function_call": call}) == {
+        "tool_calls": calls,
+        "content": None,
+    }
 
 
 def test_null_content_with_nothing_beside_it_is_an_empty_turn():
@@ -84,7 +98,10 @@ def test_null_content_with_nothing_beside_it_is_an_empty_turn():
 @pytest.mark.parametrize(
     ("turn", "found"),
     [
-        ({"role": "ai", "text": "a long answer"}, "one with fields 'role', 'text', expected role and content"),
+        (
+            {"role": "ai", "text": "a long answer"},
+            "one with fields 'role', 'text', expected role and content",
+        ),
         ({"from": "gpt"}, "one with fields 'from', expected role and content"),
         ({"content": "x"}, "one with fields 'content', expected role and content"),
         ({"role": "user", "content": 3}, "a number, expected a text, or role and content"),
@@ -105,7 +122,8 @@ def test_a_malformed_turn_ends_a_named_file_and_is_counted_in_a_directory(tmp_pa
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(
-        CorpusFormatError, match=r"rows.jsonl:1: turn 0 of 'trajectory' is one with fields 'role', 'text'"
+        CorpusFormatError,
+        match=r"rows.jsonl:1: turn 0 of 'trajectory' is one with fields 'role', 'text'",
     ):
         list(open_corpus(CorpusSpec(str(path), "trajectory")))
     corpus = open_corpus(CorpusSpec(str(tmp_path), "trajectory"))
@@ -115,5 +133,10 @@ def test_a_malformed_turn_ends_a_named_file_and_is_counted_in_a_directory(tmp_pa
 
 
 def test_a_conversation_without_a_text_has_no_messages():
-    assert messages({"role": "user", "content": " ", "name": "me"}, {"role": "assistant", "content": None})[0] == ()
+    assert (
+        messages(
+            {"role": "user", "content": " ", "name": "me"}, {"role": "assistant", "content": None}
+        )[0]
+        == ()
+    )
     assert messages({"role": "assistant", "content": "", "tool_calls": CALLS})[0] != ()

@@ -47,26 +47,40 @@ def corpora(tmp_path_factory):
         "c.txt.zst": zstandard.compress(TEXTS[70].encode()),
         **{"binary": b"\0\1", "empty.py": "\n", "z.txt": b"\xff not UTF-8"},
     }
-    tree = write_files(top / "tree", {f"{number:02}.txt": text for number, text in enumerate(TEXTS[:40])})
+    tree = write_files(
+        top / "tree", {f"{number:02}.txt": text for number, text in enumerate(TEXTS[:40])}
+    )
     write_jsonl(write_files(tree / "deep", deep) / "a.jsonl", TEXTS[30:60])
-    pq.write_table(pa.table({"content": TEXTS[50:100]}), tree / "deep" / "d.parquet", row_group_size=7)
+    pq.write_table(
+        pa.table({"content": TEXTS[50:100]}), tree / "deep" / "d.parquet", row_group_size=7
+    )
     pq.write_table(pa.table({"other": [1]}), tree / "deep" / "e.parquet")
     write_jsonl(top / "one.jsonl", [*TEXTS[60:], "", *TEXTS[:5]])
     turns = [{"role": "user", "content": text} for text in TEXTS[:6]]
-    (top / "chats.jsonl").write_text("".join(json.dumps({"messages": [turn]}) + "\n" for turn in turns))
-    (top / "list.json").write_text(json.dumps([{"text": text} for text in [*TEXTS[100:], "the last", "of all"]]))
+    (top / "chats.jsonl").write_text(
+        "".join(json.dumps({"messages": [turn]}) + "\n" for turn in turns)
+    )
+    (top / "list.json").write_text(
+        json.dumps([{"text": text} for text in [*TEXTS[100:], "the last", "of all"]])
+    )
     pq.write_table(pa.table({"content": ["only here", *TEXTS[:20]]}), top / "table.parquet")
     return (
         CorpusSpec(str(tree)),
         CorpusSpec(str(tree), include=("*.txt",), exclude=("z.txt",)),
-        *(CorpusSpec(str(top / name)) for name in ("one.jsonl", "chats.jsonl", "list.json", "table.parquet")),
+        *(
+            CorpusSpec(str(top / name))
+            for name in ("one.jsonl", "chats.jsonl", "list.json", "table.parquet")
+        ),
         CorpusSpec(str(top / "one.jsonl"), max_documents=7),
     )
 
 
 def options_of(corpora, tokenizer, out, **others):
     return BuildOptions(
-        corpora, str(tokenizer), out, **{"memory": 1 << 40, "shard_tokens": 700, "chat_template": CHATML, **others}
+        corpora,
+        str(tokenizer),
+        out,
+        **{"memory": 1 << 40, "shard_tokens": 700, "chat_template": CHATML, **others},
     )
 
 
@@ -78,11 +92,17 @@ def expected(corpora, tokenizer, tmp_path_factory):
     assert summary.workers == 1
     assert summary.shards > 8
     left_out = {"left out by --include": 7}
-    assert summary.skipped == {"binary": 1, "empty": 2, **left_out, "not UTF-8": 1, "table without a known column": 1}
+    assert summary.skipped == {
+        "binary": 1,
+        "empty": 2,
+        **left_out,
+        "not UTF-8": 1,
+        "table without a known column": 1,
+    }
     return contents(out)
 
 
-# --- The same bytes --------------------------------------------------------------------------------------------------
+# --- The same bytes -------------------------------------------------------------------------------
 
 
 def test_worker_processes_make_the_same_bytes(corpora, tokenizer, out, expected, many_slices):
@@ -94,7 +114,9 @@ def test_worker_processes_make_the_same_bytes(corpora, tokenizer, out, expected,
 
 
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
-def test_neither_slices_nor_batches_change_a_byte(corpora, tokenizer, out, expected, many_slices, monkeypatch, size):
+def test_neither_slices_nor_batches_change_a_byte(
+    corpora, tokenizer, out, expected, many_slices, monkeypatch, size
+):
     monkeypatch.setattr(slices, "SLICE_BYTES", size)
     monkeypatch.setattr(slices, "SLICE_CHARACTERS", size)
     build(options_of(corpora, tokenizer, out, workers=1))
@@ -104,15 +126,20 @@ def test_neither_slices_nor_batches_change_a_byte(corpora, tokenizer, out, expec
 def test_a_system_without_affinity_uses_all_cores(corpora, tokenizer, out):
     """Such as macOS."""
     arguments = ["--corpus", corpora[2].path, "--tokenizer", tokenizer, "--out", out]
-    process = run_build(*arguments, before="import os\nif hasattr(os, 'sched_getaffinity'): del os.sched_getaffinity")
+    process = run_build(
+        *arguments,
+        before="import os\nif hasattr(os, 'sched_getaffinity'): del os.sched_getaffinity",
+    )
     assert process.returncode == 0, process.stderr
 
 
-# --- Errors ----------------------------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 
 def test_an_error_in_a_worker_is_that_of_one_process(tokenizer, tmp_path, many_slices, monkeypatch):
-    monkeypatch.setattr(slices, "SLICE_BYTES", 1 << 20)  # a file is read by a worker if it fits into a slice
+    monkeypatch.setattr(
+        slices, "SLICE_BYTES", 1 << 20
+    )  # a file is read by a worker if it fits into a slice
     bad = write_jsonl(tmp_path / "bad.jsonl", TEXTS[:9])
     bad.write_text(bad.read_text() + "{not JSON\n")
     messages = []
@@ -126,7 +153,9 @@ def test_an_error_in_a_worker_is_that_of_one_process(tokenizer, tmp_path, many_s
     assert f"{bad}:10: content is not JSON" in messages[0]
 
 
-def test_a_worker_that_is_killed_is_an_error_that_can_be_resumed(corpora, tokenizer, out, expected, many_slices):
+def test_a_worker_that_is_killed_is_an_error_that_can_be_resumed(
+    corpora, tokenizer, out, expected, many_slices
+):
     options = options_of(corpora, tokenizer, out, workers=2)
     submit = workers.Processes.submit
     submitted = []
@@ -139,7 +168,9 @@ def test_a_worker_that_is_killed_is_an_error_that_can_be_resumed(corpora, tokeni
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers.Processes, "submit", killing)
-        with pytest.raises(WorkerError, match=r"a process that reads and tokenizes has ended, .*--workers"):
+        with pytest.raises(
+            WorkerError, match=r"a process that reads and tokenizes has ended, .*--workers"
+        ):
             build(options)
     assert not out.exists()
     resume = kept_shards(out) > 0
@@ -147,7 +178,7 @@ def test_a_worker_that_is_killed_is_an_error_that_can_be_resumed(corpora, tokeni
     assert contents(out) == expected
 
 
-# --- Memory ----------------------------------------------------------------------------------------------------------
+# --- Memory ---------------------------------------------------------------------------------------
 
 
 def test_small_corpora_start_no_workers(corpora, tokenizer, out, monkeypatch):
@@ -158,7 +189,7 @@ def test_small_corpora_start_no_workers(corpora, tokenizer, out, monkeypatch):
     assert build(options_of(corpora, tokenizer, out, workers=8)).workers == 1
 
 
-# --- Interrupts ------------------------------------------------------------------------------------------------------
+# --- Interrupts -----------------------------------------------------------------------------------
 
 _SIGNAL_AT_SLICE = """
 import os, signal
@@ -209,9 +240,20 @@ if __name__ != "__main__":
 
 def test_an_interrupt_while_workers_start_is_one_line(corpora, tokenizer, out):
     """A terminal sends it to them, too."""
-    arguments = ["--corpus", corpora[0].path, "--tokenizer", tokenizer, "--workers", 2, "--out", out]
+    arguments = [
+        "--corpus",
+        corpora[0].path,
+        "--tokenizer",
+        tokenizer,
+        "--workers",
+        2,
+        "--out",
+        out,
+    ]
     build_command = command(*arguments, before=_SIGNAL_AT_START)
-    process = subprocess.Popen(build_command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        build_command, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
     _, errors = process.communicate()  # of the workers, too, which have inherited it
     assert (process.returncode, errors) == (130, "Error: interrupted (continue with --resume)\n")
     until(lambda: not processes_of(process.pid))
@@ -242,9 +284,20 @@ def test_an_interrupt_meanwhile_comes_afterwards(handler):
     ],
 )
 def test_workers_end_with_the_build(corpora, tokenizer, out, expected, sent, status, said):
-    arguments = ["--corpus", corpora[0].path, "--tokenizer", tokenizer, "--shard-tokens", 700, "--workers", 2]
+    arguments = [
+        "--corpus",
+        corpora[0].path,
+        "--tokenizer",
+        tokenizer,
+        "--shard-tokens",
+        700,
+        "--workers",
+        2,
+    ]
     build_command = command(*arguments, "--out", out, before=_SIGNAL_AT_SLICE.format(signal=sent))
-    process = subprocess.Popen(build_command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        build_command, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
     _, errors = process.communicate()
     assert process.returncode == status, errors
     assert errors.startswith(said)

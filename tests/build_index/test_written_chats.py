@@ -1,4 +1,6 @@
-"""Conversations are stored as the model wrote them, whatever its template does with history, calls and reasoning."""
+"""Conversations are stored as the model wrote them, whatever its
+template does with history, calls and reasoning.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,33 @@ import pytest
 from build_index import conversation_text, slices
 from build_index.chat_template import ChatTemplate
 from build_index.cli import summary_text
-from build_index.conversation_text import CALLS, REASONING, TEXTS, ConversationError, ConversationWriter
+from build_index.conversation_text import (
+    CALLS,
+    REASONING,
+    TEXTS,
+    ConversationError,
+    ConversationWriter,
+)
 from build_index.documents import CorpusCounts, Document
 from build_index.readers.conversations import messages_of
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.manifest import Manifest
-from rest_store.errors import EmptyCorpusError
+from rest_store.errors import CorpusError
 from tests.shared.builds import build_quick, contents, run_build
 from tests.shared.models import CHATML, decoded
 
 CONTROLS = re.compile(r"<[a-z]+>")
 ARGUMENTS = '{"city": "Paris", "unit": "C"}'
-CALL = {"id": "abc123456", "type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
-OTHER_CALL = {"id": "def123456", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+CALL = {
+    "id": "abc123456",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": ARGUMENTS},
+}
+OTHER_CALL = {
+    "id": "def123456",
+    "type": "function",
+    "function": {"name": "get_time", "arguments": "{}"},
+}
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"
 # Templates that show a turn otherwise once another one follows.
@@ -63,7 +79,10 @@ CHANNELS = """
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<start>assistant' }}{% endif %}"""
-ALWAYS_A_HEADER = "{% for m in messages %}<{{ m.role }}>{{ (m.content or '') | trim }}<end>{% endfor %}<assistant>"
+ALWAYS_A_HEADER = (
+    "{% for m in messages %}<{{ m.role }}>{{ (m.content or '') | trim }}<end>{% endfor"
+    " %}<assistant>"
+)
 OPENED = """
 {%- for m in messages %}
     {{- '<' + m.role + '>' + m.content.split('</think>')[-1].strip() + '<end>' }}
@@ -86,7 +105,10 @@ CALLS_AS_TEXT = """
         {{- '<' + m.role + '>' + m.content + '<end>' }}
     {%- endif %}
 {%- endfor %}"""
-ONE_CALL = "{% for m in messages %}{% if m.tool_calls|length > 1 %}{{ raise_exception('one call at once') }}{% endif %}"
+ONE_CALL = (
+    "{% for m in messages %}{% if m.tool_calls|length > 1 %}{{ raise_exception('one call at once')"
+    " }}{% endif %}"
+)
 ONE_CALL += "<{{ m.role }}>{{ m.content or m.tool_calls | tojson }}<end>{% endfor %}"
 IDS = """
 {%- for m in messages %}
@@ -114,9 +136,12 @@ def written(template: str, *turns: dict[str, Any]) -> tuple[str, dict[str, int]]
     """The text of a conversation of these turns, and what is left out of it."""
     left_out: Counter[str] = Counter()
     writer = ConversationWriter(ChatTemplate(template, {}, "x"), CONTROLS, lambda text: text)
-    return writer.written(
-        messages_of(turns, "chats.jsonl:7", "messages", left_out), "chats.jsonl:7", left_out
-    ), left_out
+    return (
+        writer.written(
+            messages_of(turns, "chats.jsonl:7", "messages", left_out), "chats.jsonl:7", left_out
+        ),
+        left_out,
+    )
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -131,7 +156,7 @@ def tool(content: str) -> dict[str, Any]:
     return {"role": "tool", "content": content, "name": "get_weather", "tool_call_id": "abc123456"}
 
 
-# --- Answers that history shows otherwise --------------------------------------------------------------------------
+# --- Answers that history shows otherwise ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking", None])
@@ -141,14 +166,21 @@ def test_reasoning_of_each_turn_is_stored_where_history_leaves_it_out(field):
             return assistant(f"<think>\nThought {number}.\n</think>\n\nAnswer {number}.")
         return assistant(f"Answer {number}.", **{field: f"Thought {number}."})
 
-    text, left_out = written(NO_THOUGHTS_IN_HISTORY, user("Q1"), answer(1), user("Q2"), answer(2), user("Q3"))
+    text, left_out = written(
+        NO_THOUGHTS_IN_HISTORY, user("Q1"), answer(1), user("Q2"), answer(2), user("Q3")
+    )
     first = "<user>Q1<end><assistant><think>Thought 1.</think>Answer 1.<end>"
-    assert text == first + "<user>Q2<end><assistant><think>Thought 2.</think>Answer 2.<end><user>Q3<end>"
+    assert (
+        text
+        == first + "<user>Q2<end><assistant><think>Thought 2.</think>Answer 2.<end><user>Q3<end>"
+    )
     assert not left_out
 
 
 def test_the_last_turn_is_stored_with_its_own_end():
-    text, left_out = written(CHANNELS, user("Q1"), assistant("Yes."), user("Q2"), assistant("Yes.", thinking="Hm."))
+    text, left_out = written(
+        CHANNELS, user("Q1"), assistant("Yes."), user("Q2"), assistant("Yes.", thinking="Hm.")
+    )
     first = "<start>user<message>Q1<over><start>assistant<final>Yes.<return>"
     second = "<start>user<message>Q2<over><start>assistant<analysis>Hm.<over><start>assistant<final>Yes.<return>"
     assert text == first + second
@@ -158,10 +190,13 @@ def test_the_last_turn_is_stored_with_its_own_end():
 def test_reasoning_that_history_drops_after_the_final_answer_is_stored_once():
     calls = [assistant(None, tool_calls=[CALL], reasoning=f"Call {number}.") for number in range(3)]
     turns = [turn for call in calls for turn in (call, tool("18 degrees"))]
-    text, left_out = written(CHANNELS, user("Weather?"), *turns, assistant("It is 18 degrees.", reasoning="Done."))
+    text, left_out = written(
+        CHANNELS, user("Weather?"), *turns, assistant("It is 18 degrees.", reasoning="Done.")
+    )
     steps = [
-        f"<start>assistant<analysis>Call {number}.<over><start>assistant<to>get_weather{ARGUMENTS}<call>"
-        "<start>tool<message>18 degrees<over>"
+        "<start>assistant<analysis>Call"
+        f" {number}.<over><start>assistant<to>get_weather{ARGUMENTS}<call><start>tool<message>18"
+        " degrees<over>"
         for number in range(3)
     ]
     end = "<start>assistant<analysis>Done.<over><start>assistant<final>It is 18 degrees.<return>"
@@ -192,7 +227,9 @@ def test_reasoning_that_the_prompt_opens_and_the_template_drops_is_stored_after_
 
 def test_an_answer_to_which_history_adds_nothing_is_rendered_as_it_stands():
     turns = [user("Q1"), assistant("A1"), user("Q2"), assistant("A2"), user("Q3")]
-    assert written(PLAIN, *turns)[0] == "".join(f"<{turn['role']}>{turn['content']}<end>" for turn in turns)
+    assert written(PLAIN, *turns)[0] == "".join(
+        f"<{turn['role']}>{turn['content']}<end>" for turn in turns
+    )
 
 
 def test_reasoning_in_the_content_is_given_apart_where_the_template_writes_its_own():
@@ -206,12 +243,17 @@ def test_reasoning_in_the_content_is_given_apart_where_the_template_writes_its_o
     assert text == "<user>Q<end><assistant><think>Hm.</think>A.<end>"
 
 
-# --- Calls ---------------------------------------------------------------------------------------------------------
+# --- Calls ----------------------------------------------------------------------------------------
 
 
 def test_arguments_are_an_object_where_json_text_would_be_escaped_twice():
-    text, left_out = written(CALLS_AS_JSON, user("Weather?"), assistant(None, tool_calls=[CALL, OTHER_CALL]))
-    calls = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}{{"name": "get_time", "arguments": {{}}}}'
+    text, left_out = written(
+        CALLS_AS_JSON, user("Weather?"), assistant(None, tool_calls=[CALL, OTHER_CALL])
+    )
+    calls = (
+        f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}{{"name": "get_time", "arguments":'
+        " {}}"
+    )
     assert text == f"<user>Weather?<end><assistant>{calls}<end>"
     assert not left_out
 
@@ -238,23 +280,34 @@ def test_a_call_of_the_older_layout_is_a_call():
 
 def test_the_first_refusal_is_the_one_that_is_shown():
     with pytest.raises(
-        ConversationError, match=r"^chats.jsonl:7: a conversation \(user, assistant\) is refused by .*once"
+        ConversationError,
+        match=r"^chats.jsonl:7: a conversation \(user, assistant\) is refused by .*once",
     ):
         written(ONE_CALL, user("Weather?"), assistant(None, tool_calls=[CALL, OTHER_CALL]))
-    template = "{{ raise_exception('null') if messages[1].content is none else raise_exception('empty') }}"
+    template = (
+        "{{ raise_exception('null') if messages[1].content is none else raise_exception('empty') }}"
+    )
     with pytest.raises(ConversationError, match=r"refused by the chat template \(null\)"):
         written(template, user("Weather?"), assistant(None, tool_calls=[CALL]))
 
 
 def test_a_word_for_null_is_not_stored():
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{{ m.tool_calls }}<end>{% endfor %}"
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{{ m.tool_calls }}<end>{%"
+        " endfor %}"
+    )
     text, _ = written(template, user("None?"), assistant(None, tool_calls=[CALL]))
     assert "None?" in text
     assert ">None" not in text.replace("None?", "")
 
 
 def test_calls_that_a_template_leaves_out_are_counted_and_their_empty_turns_are_not_stored():
-    turns = [user("Weather?"), assistant(None, tool_calls=[CALL, OTHER_CALL]), tool("18"), assistant("18 degrees.")]
+    turns = [
+        user("Weather?"),
+        assistant(None, tool_calls=[CALL, OTHER_CALL]),
+        tool("18"),
+        assistant("18 degrees."),
+    ]
     for template, end in ((PLAIN, ""), (ALWAYS_A_HEADER, "<assistant>")):
         text, left_out = written(template, *turns)
         assert text == "<user>Weather?<end><tool>18<end><assistant>18 degrees.<end>" + end
@@ -262,20 +315,27 @@ def test_calls_that_a_template_leaves_out_are_counted_and_their_empty_turns_are_
 
 
 def test_a_text_beside_calls_that_a_template_leaves_out_is_counted():
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.tool_calls or m.content }}<end>{% endfor %}"
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.tool_calls or m.content }}<end>{% endfor %}"
+    )
     _, left_out = written(template, user("Weather?"), assistant("I look it up.", tool_calls=[CALL]))
     assert left_out == {TEXTS: 1}
 
 
-# --- Reasoning -----------------------------------------------------------------------------------------------------
+# --- Reasoning ------------------------------------------------------------------------------------
 
 
 def test_parts_with_reasoning_reach_templates_that_read_parts_and_those_that_read_a_field():
-    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}, {"type": "output_text", "text": "A."}]
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+        {"type": "output_text", "text": "A."},
+    ]
     text, left_out = written(PARTS, user("Q"), {"role": "assistant", "content": parts})
     assert text == "<user>Q<end><assistant><thought>Hm.<answer>A.<end>"
     assert not left_out
-    text, left_out = written(NO_THOUGHTS_IN_HISTORY, user("Q"), {"role": "assistant", "content": parts})
+    text, left_out = written(
+        NO_THOUGHTS_IN_HISTORY, user("Q"), {"role": "assistant", "content": parts}
+    )
     assert text == "<user>Q<end><assistant><think>Hm.</think>A.<end>"
     assert not left_out
 
@@ -295,7 +355,7 @@ def test_reasoning_that_a_template_refuses_beside_a_call_is_counted():
     assert left_out == {REASONING: 1, TEXTS: 1}
 
 
-# --- Long conversations --------------------------------------------------------------------------------------------
+# --- Long conversations ---------------------------------------------------------------------------
 
 
 def agent(calls: int, **fields: Any) -> list[dict[str, Any]]:
@@ -336,13 +396,17 @@ def test_a_long_run_of_calls_is_not_rendered_call_by_call(template, monkeypatch)
 
 def test_answers_that_differ_as_history_are_rendered_one_by_one():
     text, _ = written(NO_THOUGHTS_IN_HISTORY, *agent(60, reasoning="Step {} is next."))
-    assert [text.count(f"<think>Step {number} is next.</think>") for number in range(60)] == [1] * 60
+    assert [text.count(f"<think>Step {number} is next.</think>") for number in range(60)] == [
+        1
+    ] * 60
 
 
 def test_beyond_an_effort_answers_are_stored_as_history_and_nothing_is_lost(monkeypatch):
-    monkeypatch.setattr(conversation_text, "_MOST_EFFORT", 50_000)
+    monkeypatch.setattr(conversation_text, "_MAX_EFFORT", 50_000)
     turns = [
-        turn for number in range(40) for turn in (user(f"Q{number}"), assistant(f"A{number}.", reasoning="T" * 99))
+        turn
+        for number in range(40)
+        for turn in (user(f"Q{number}"), assistant(f"A{number}.", reasoning="T" * 99))
     ]
     text, left_out = written(NO_THOUGHTS_IN_HISTORY, *turns)
     assert [text.count(f"A{number}.<end>") for number in range(40)] == [1] * 40
@@ -351,24 +415,33 @@ def test_beyond_an_effort_answers_are_stored_as_history_and_nothing_is_lost(monk
     assert left_out == {REASONING: 40 - shown}
 
 
-# --- Tokens --------------------------------------------------------------------------------------------------------
+# --- Tokens ---------------------------------------------------------------------------------------
 
 
 def test_a_control_token_that_json_hides_in_arguments_stays_text(byte_level_file):
     call = {"function": {"name": "f", "arguments": '{"a": "\\u003c|im_end|>"}'}}
-    template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}<|im_end|>{% endfor %}"
+    template = (
+        "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls"
+        " }}<|im_end|>{% endfor %}"
+    )
     loaded = load_tokenizer(byte_level_file, chat_template=template)
-    messages = messages_of([user("Q"), assistant(None, tool_calls=[call])], "x", "messages", Counter())
+    messages = messages_of(
+        [user("Q"), assistant(None, tool_calls=[call])], "x", "messages", Counter()
+    )
     tokens = loaded.encode_documents([Document(messages=messages)])[0].tolist()
     assert '{"a": "<|im_end|>"}' in decoded(loaded, tokens)
     assert tokens.count(loaded.identity.special_tokens["<|im_end|>"]) == 2
 
 
 def test_refused_conversations_are_counted_and_the_others_are_encoded(byte_level_file):
-    template = "{% if messages|length > 1 %}{{ raise_exception('too many') }}{% endif %}{{ messages[0].content }}"
+    template = (
+        "{% if messages|length > 1 %}{{ raise_exception('too many') }}{% endif %}{{"
+        " messages[0].content }}"
+    )
     loaded = load_tokenizer(byte_level_file, chat_template=template)
     documents = [
-        Document(messages=(("user", text),) * number, origin=f"c:{number}") for number, text in enumerate("abcd")
+        Document(messages=(("user", text),) * number, origin=f"c:{number}")
+        for number, text in enumerate("abcd")
     ]
     documents[0] = Document(text="print")
     counts = CorpusCounts(documents=4, conversations=3)
@@ -377,12 +450,15 @@ def test_refused_conversations_are_counted_and_the_others_are_encoded(byte_level
     assert [decoded(loaded, ids) for ids in tokens if ids is not None] == ["print", "b"]
     assert counts.skipped == {"refused by the chat template": 2}
     assert (counts.documents, counts.conversations, counts.lost_records) == (2, 1, 2)
-    assert counts.refusal.startswith("c:2: a conversation (user, user) is refused by the chat template (too many)")
+    assert counts.refusal.startswith(
+        "c:2: a conversation (user, user) is refused by the chat template (too many)"
+    )
 
 
 def test_a_prompt_of_a_recording_has_answers_as_history(byte_level_file):
     loaded = load_tokenizer(
-        byte_level_file, chat_template=CHATML.replace("message['content']", "message['content'][-2:]")
+        byte_level_file,
+        chat_template=CHATML.replace("message['content']", "message['content'][-2:]"),
     )
     turns = [("user", "Q1"), ("assistant", "A1"), ("user", "Q2"), ("assistant", "long A2")]
     expected = "<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n"
@@ -390,10 +466,11 @@ def test_a_prompt_of_a_recording_has_answers_as_history(byte_level_file):
     assert decoded(loaded, loaded.encode_history(turns).tolist()) == expected
 
 
-# --- Builds --------------------------------------------------------------------------------------------------------
+# --- Builds ---------------------------------------------------------------------------------------
 
 STRICT = NO_THOUGHTS_IN_HISTORY.replace(
-    "{{- answer }}", "{%- if 'no' in answer %}{{ raise_exception('not ' + answer) }}{% endif %}{{ answer }}"
+    "{{- answer }}",
+    "{%- if 'no' in answer %}{{ raise_exception('not ' + answer) }}{% endif %}{{ answer }}",
 )
 
 
@@ -403,21 +480,33 @@ def chats(tmp_path):
     path = tmp_path / "chats.jsonl"
     with path.open("w") as file:
         for number in range(100):
-            answer = {"role": "assistant", "content": f"no {number}" if number % 5 == 3 else f"yes {number}"}
-            turns = [user("Q"), answer, user([{"type": "text", "text": "R"}, {"type": "image_url"}]), assistant("S")]
+            answer = {
+                "role": "assistant",
+                "content": f"no {number}" if number % 5 == 3 else f"yes {number}",
+            }
+            turns = [
+                user("Q"),
+                answer,
+                user([{"type": "text", "text": "R"}, {"type": "image_url"}]),
+                assistant("S"),
+            ]
             turns[1] |= {"reasoning": f"thought {number}", "tool_calls": []}
             file.write(json.dumps({"messages": turns}) + "\n")
     return path
 
 
 def test_a_build_counts_what_its_template_refuses_and_leaves_out(chats, byte_level_file, tmp_path):
-    for template, left_out in ((STRICT, {}), (STRICT.replace("thought + ", ""), {"reasoning texts": 80})):
+    for template, left_out in (
+        (STRICT, {}),
+        (STRICT.replace("thought + ", ""), {"reasoning texts": 80}),
+    ):
         summary = build_quick(chats, byte_level_file, tmp_path / "ds", chat_template=template)
         assert summary.documents == 80
         assert summary.skipped == {"refused by the chat template": 20}
         assert summary.left_out == {"parts of type 'image_url'": 100, **left_out}
         expected = (
-            f"{chats}:4: a conversation (user, assistant, user, assistant) is refused by the chat template (not no 3)"
+            f"{chats}:4: a conversation (user, assistant, user, assistant) is refused by the chat"
+            " template (not no 3)"
         )
         assert summary.refusal.startswith(expected)
         (entry,) = Manifest.read(tmp_path / "ds").corpora
@@ -443,12 +532,20 @@ def test_counts_and_bytes_of_a_build_do_not_depend_on_how_it_is_cut(
 
 
 def test_a_corpus_of_refused_conversations_says_why(chats, byte_level_file, tmp_path):
-    with pytest.raises(EmptyCorpusError, match=r"100 refused by the chat template; .*chats.jsonl:1: .*\(never\)"):
-        build_quick(chats, byte_level_file, tmp_path / "ds", chat_template="{{ raise_exception('never') }}")
+    with pytest.raises(
+        CorpusError, match=r"100 refused by the chat template; .*chats.jsonl:1: .*\(never\)"
+    ):
+        build_quick(
+            chats, byte_level_file, tmp_path / "ds", chat_template="{{ raise_exception('never') }}"
+        )
 
 
-def test_a_build_of_which_more_than_half_is_refused_ends_with_status_3(chats, byte_level_file, tmp_path):
-    template = STRICT.replace("'no' in answer", "'1' in answer or '2' in answer or 'no' in answer or '5' in answer")
+def test_a_build_of_which_more_than_half_is_refused_ends_with_status_3(
+    chats, byte_level_file, tmp_path
+):
+    template = STRICT.replace(
+        "'no' in answer", "'1' in answer or '2' in answer or 'no' in answer or '5' in answer"
+    )
     inputs = ("--corpus", chats, "--tokenizer", byte_level_file, "--chat-template", template)
     result = run_build(*inputs, "--out", tmp_path / "ds")
     assert result.returncode == 3

@@ -21,14 +21,7 @@ from rest_store.datastore.header import separator_id, token_width
 from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import (
-    ChecksumError,
-    DatastoreError,
-    MemoryBudgetError,
-    MissingShardError,
-    ShardHeaderError,
-    SuffixOrderError,
-)
+from rest_store.errors import DatastoreError, DatastoreFormatError, MemoryBudgetError
 from tests.shared.models import serialized, word_level
 from tests.shared.strategies import (
     Corpus,
@@ -63,11 +56,15 @@ def test_valid_datastores_are_accepted(corpus: Corpus, full: bool) -> None:
     announced: list[str] = []
     with tempfile.TemporaryDirectory() as directory:
         store = check_datastore(
-            write_datastore(Path(directory), corpus), sort=sorted_suffixes if full else None, announce=announced.append
+            write_datastore(Path(directory), corpus),
+            sort=sorted_suffixes if full else None,
+            announce=announced.append,
         )
         assert store.manifest.token_count == sum(map(len, corpus.documents))
     stages = ["checksums", "symbols", "suffixes"] if full else ["checksums"]
-    assert announced == [f"shard-{shard:05d} {stage}" for shard in range(len(corpus.shards)) for stage in stages]
+    assert announced == [
+        f"shard-{shard:05d} {stage}" for shard in range(len(corpus.shards)) for stage in stages
+    ]
 
 
 # Faults that checksums reveal.
@@ -109,16 +106,25 @@ def test_a_missing_tokenizer(tmp_path: Path) -> None:
     path = tiny(tmp_path) / TOKENIZER_FILE_NAME
     path.unlink()
     assert Datastore.open(tmp_path)
-    refused(MissingShardError, lambda: check_datastore(tmp_path), f"{path}: file is unreadable (No such file")
+    refused(
+        DatastoreFormatError,
+        lambda: check_datastore(tmp_path),
+        f"{path}: file is unreadable (No such file",
+    )
     os.mkfifo(path)
-    refused(MissingShardError, lambda: check_datastore(tmp_path), f"{path}: file is unreadable (not a regular file")
+    refused(
+        DatastoreFormatError,
+        lambda: check_datastore(tmp_path),
+        f"{path}: file is unreadable (not a regular file",
+    )
     edit_manifest(tmp_path, lambda fields: fields.pop("tokenizer_sha256"))
     check_datastore(tmp_path)
 
 
 @WIDTHS
 @pytest.mark.parametrize(
-    ("kind", "offset"), [("tokens", 256), ("tokens", -20), ("suffixes", 256), ("suffixes", 279), ("suffixes", -9)]
+    ("kind", "offset"),
+    [("tokens", 256), ("tokens", -20), ("suffixes", 256), ("suffixes", 279), ("suffixes", -9)],
 )
 def test_a_flipped_bit_in_a_payload(directory: Path, kind: str, offset: int) -> None:
     """In symbols, keys, entries, and the unused bits after the last entry."""
@@ -127,7 +133,9 @@ def test_a_flipped_bit_in_a_payload(directory: Path, kind: str, offset: int) -> 
     before = path.read_bytes()[48:80].hex()
     edit_file(path, lambda data: data.__setitem__(offset, data[offset] ^ 0x10))
     assert Datastore.open(directory)
-    message = refused(ChecksumError, lambda: check_datastore(directory), f"{path}: SHA-256 of the payload")
+    message = refused(
+        DatastoreFormatError, lambda: check_datastore(directory), f"{path}: SHA-256 of the payload"
+    )
     assert message.endswith(f"expected {before}")
 
 
@@ -135,7 +143,9 @@ def test_a_flipped_bit_in_a_payload(directory: Path, kind: str, offset: int) -> 
 
 
 @WIDTHS
-@pytest.mark.parametrize(("offset", "what"), [(256, "key 0"), (279, "key 2"), (280, "byte 0"), (-9, "byte 135")])
+@pytest.mark.parametrize(
+    ("offset", "what"), [(256, "key 0"), (279, "key 2"), (280, "byte 0"), (-9, "byte 135")]
+)
 def test_a_wrong_suffix_array(directory: Path, offset: int, what: str) -> None:
     """In keys, entries, and the unused bits after the last entry."""
     path = directory / "shard-00001.suffixes"
@@ -143,7 +153,9 @@ def test_a_wrong_suffix_array(directory: Path, offset: int, what: str) -> None:
     seal_datastore(directory)
     check_datastore(directory)
     expected = f"{path}: {what} of the suffix array is "
-    refused(SuffixOrderError, lambda: check_datastore(directory, sort=sorted_suffixes), expected)
+    refused(
+        DatastoreFormatError, lambda: check_datastore(directory, sort=sorted_suffixes), expected
+    )
 
 
 def test_too_little_memory_to_sort_is_named(tmp_path: Path) -> None:
@@ -151,7 +163,9 @@ def test_too_little_memory_to_sort_is_named(tmp_path: Path) -> None:
         raise MemoryError
 
     write_datastore(tmp_path, corpus_of(300))
-    with pytest.raises(MemoryBudgetError, match=r"shard-00000\.tokens: there is not enough memory to sort it again"):
+    with pytest.raises(
+        MemoryBudgetError, match=r"shard-00000\.tokens: there is not enough memory to sort it again"
+    ):
         check_datastore(tmp_path, sort=sort)
 
 
@@ -165,23 +179,34 @@ def test_too_little_memory_to_sort_is_named(tmp_path: Path) -> None:
         (100, "token", "number of separators is 2, expected 3"),
     ],
 )
-def test_a_wrong_symbol(directory: Path, vocabulary_size: int, position: int, kind: str, found: str) -> None:
+def test_a_wrong_symbol(
+    directory: Path, vocabulary_size: int, position: int, kind: str, found: str
+) -> None:
     width, separator = token_width(vocabulary_size), separator_id(vocabulary_size)
     symbols = {"the first that is none": vocabulary_size, "the last that is none": separator - 1}
     symbol = {**symbols, "separator": separator, "token": 1}[kind]
     start, content = 256 + width * position, symbol.to_bytes(width, "big")
-    edit_file(directory / "shard-00001.tokens", lambda data: data.__setitem__(slice(start, start + width), content))
+    edit_file(
+        directory / "shard-00001.tokens",
+        lambda data: data.__setitem__(slice(start, start + width), content),
+    )
     seal_datastore(directory)
     assert Datastore.open(directory)
-    message = refused(ShardHeaderError, lambda: check_datastore(directory, sort=sorted_suffixes))
-    expected = f"{symbol}, expected 0..{vocabulary_size - 1} or the separator" if kind in symbols else ""
+    message = refused(
+        DatastoreFormatError, lambda: check_datastore(directory, sort=sorted_suffixes)
+    )
+    expected = (
+        f"{symbol}, expected 0..{vocabulary_size - 1} or the separator" if kind in symbols else ""
+    )
     assert message.endswith(f"shard-00001.tokens: {found}{expected}")
 
 
 @settings(max_examples=40)
 @given(data=st.data(), corpus=corpora())
 def test_any_other_order_of_the_entries_is_refused(data: st.DataObject, corpus: Corpus) -> None:
-    places = [place for place, documents in enumerate(corpus.shards) if sum(map(len, documents)) > 1]
+    places = [
+        place for place, documents in enumerate(corpus.shards) if sum(map(len, documents)) > 1
+    ]
     if not places:
         return
     with tempfile.TemporaryDirectory() as name:
@@ -193,5 +218,5 @@ def test_any_other_order_of_the_entries_is_refused(data: st.DataObject, corpus: 
         payload += pack_entries(other, shard.suffixes.header.bits)
         edit_file(shard.suffixes.path, lambda file: file.__setitem__(slice(256, -8), payload))
         seal_datastore(directory)
-        with pytest.raises(SuffixOrderError):
+        with pytest.raises(DatastoreFormatError):
             check_datastore(directory, sort=sorted_suffixes)

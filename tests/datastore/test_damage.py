@@ -11,19 +11,23 @@ from pathlib import Path
 import pytest
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.header import MAX_POSITIONS, MAX_VOCABULARY, SuffixesHeader, TokensHeader, token_width
-from rest_store.datastore.manifest import FILE_NAME
-from rest_store.errors import (
-    ByteOrderError,
-    DatastoreError,
-    FormatVersionError,
-    MissingShardError,
-    MixedBuildError,
-    NotAShardError,
-    ShardHeaderError,
-    ShardSizeError,
+from rest_store.datastore.header import (
+    MAX_POSITIONS,
+    MAX_VOCABULARY,
+    SuffixesHeader,
+    TokensHeader,
+    token_width,
 )
-from tests.shared.strategies import Corpus, edit_file, edit_manifest, refused, seal_header, write_datastore
+from rest_store.datastore.manifest import FILE_NAME
+from rest_store.errors import DatastoreError, DatastoreFormatError
+from tests.shared.strategies import (
+    Corpus,
+    edit_file,
+    edit_manifest,
+    refused,
+    seal_header,
+    write_datastore,
+)
 
 
 @pytest.fixture
@@ -36,16 +40,22 @@ def directory(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("offset", "value", "error", "found", "expected"),
     [
-        (0, b"\x89PNG", NotAShardError, "file is of another kind", "a "),
-        (8, b"\x0a\x0b\x0c\x0d", ByteOrderError, "big-endian", "little-endian"),
-        (8, bytes(4), ShardHeaderError, "0x00000000", "0x0a0b0c0d"),
-        (12, b"\2\0", FormatVersionError, "2", "1"),
-        (20, b"\xff", ShardHeaderError, "header CRC-32 is 0x", "0x"),
-        (-1, b"\1", ShardHeaderError, "tail is 0000000000000001", "zero bytes"),
+        (0, b"\x89PNG", DatastoreFormatError, "file is of another kind", "a "),
+        (8, b"\x0a\x0b\x0c\x0d", DatastoreFormatError, "big-endian", "little-endian"),
+        (8, bytes(4), DatastoreFormatError, "0x00000000", "0x0a0b0c0d"),
+        (12, b"\2\0", DatastoreFormatError, "2", "1"),
+        (20, b"\xff", DatastoreFormatError, "header CRC-32 is 0x", "0x"),
+        (-1, b"\1", DatastoreFormatError, "tail is 0000000000000001", "zero bytes"),
     ],
 )
 def test_a_fault_that_every_shard_file_may_have(
-    directory: Path, kind: str, offset: int, value: bytes, error: type[DatastoreError], found: str, expected: str
+    directory: Path,
+    kind: str,
+    offset: int,
+    value: bytes,
+    error: type[DatastoreError],
+    found: str,
+    expected: str,
 ) -> None:
     def change(data: bytearray) -> None:
         start = offset % len(data)
@@ -63,7 +73,13 @@ CONTRADICTIONS: list[tuple[str, int, str, int, str]] = [
     ("tokens", 20, "<I", 0, f"vocabulary size is 0, expected 1..{MAX_VOCABULARY}"),
     ("tokens", 20, "<I", 70_000, "byte 16 of the header is 2, expected 3"),
     ("tokens", 24, "<Q", 0, f"position count is 0, expected 1..{MAX_POSITIONS}"),
-    ("tokens", 24, "<Q", MAX_POSITIONS + 1, f"position count is {MAX_POSITIONS + 1}, expected 1..{MAX_POSITIONS}"),
+    (
+        "tokens",
+        24,
+        "<Q",
+        MAX_POSITIONS + 1,
+        f"position count is {MAX_POSITIONS + 1}, expected 1..{MAX_POSITIONS}",
+    ),
     ("tokens", 32, "<Q", 0, "document count is 0, expected 1..3"),
     ("tokens", 32, "<Q", 4, "document count is 4, expected 1..3"),
     ("tokens", 251, "<B", 255, "byte 251 of the header is 255, expected 0"),
@@ -89,7 +105,7 @@ def test_a_header_field_that_contradicts_others(
         seal_header(data)
 
     edit_file(path, change)
-    assert refused(ShardHeaderError, lambda: Datastore.open(directory)) == f"{path}: {message}"
+    assert refused(DatastoreFormatError, lambda: Datastore.open(directory)) == f"{path}: {message}"
 
 
 def test_each_header_bit_is_guarded(directory: Path) -> None:
@@ -114,10 +130,13 @@ def test_a_file_that_is_too_short_or_too_long(directory: Path, kind: str, place:
     kept = size + 1 if place == 1 else place % size
     os.truncate(path, kept)
     if 0 < kept < 8:
-        refused(NotAShardError, lambda: Datastore.open(directory), f"{path}: ")
+        refused(DatastoreFormatError, lambda: Datastore.open(directory), f"{path}: ")
     else:
-        message = refused(ShardSizeError, lambda: Datastore.open(directory))
-        assert message == f"{path}: size is {kept} bytes, expected {'at least 256' if kept < 256 else f'{size} bytes'}"
+        message = refused(DatastoreFormatError, lambda: Datastore.open(directory))
+        assert (
+            message == f"{path}: size is {kept} bytes, expected"
+            f" {'at least 256' if kept < 256 else f'{size} bytes'}"
+        )
 
 
 @pytest.mark.parametrize("vocabulary_size", [300, 70_000])
@@ -126,14 +145,14 @@ def test_a_last_symbol_that_is_not_a_separator(tmp_path: Path, vocabulary_size: 
     width = token_width(vocabulary_size)
     edit_file(tmp_path / "shard-00000.tokens", lambda data: data.__setitem__(-9, 0xFE))
     found = f"last symbol is {'ff' * (width - 1)}fe, expected a separator"
-    refused(ShardHeaderError, lambda: Datastore.open(tmp_path), "shard-00000.tokens: ", found)
+    refused(DatastoreFormatError, lambda: Datastore.open(tmp_path), "shard-00000.tokens: ", found)
 
 
 @pytest.mark.parametrize("kind", ["tokens", "suffixes"])
 def test_a_missing_file(directory: Path, kind: str) -> None:
     path = directory / f"shard-00001.{kind}"
     path.unlink()
-    message = refused(MissingShardError, lambda: Datastore.open(directory))
+    message = refused(DatastoreFormatError, lambda: Datastore.open(directory))
     assert message == f"{path}: file is absent, expected a file that the manifest names"
 
 
@@ -141,7 +160,7 @@ def test_a_missing_file(directory: Path, kind: str) -> None:
 def test_a_file_of_the_other_kind(directory: Path, kind: str, other: str) -> None:
     shutil.copy(directory / f"shard-00000.{other}", directory / f"shard-00000.{kind}")
     expected = f"shard-00000.{kind}: file is a {other} file, expected a {kind} file"
-    refused(NotAShardError, lambda: Datastore.open(directory), expected)
+    refused(DatastoreFormatError, lambda: Datastore.open(directory), expected)
 
 
 def swap_shards(directory: Path, other: Path) -> None:
@@ -176,7 +195,9 @@ def test_files_of_two_builds_side_by_side(
     """All are intact and have the same sizes."""
     other = Corpus(300, [[[1, 2, 3, 5], [4]], [[6, 7, 8, 8], [2]]])
     change(directory, write_datastore(tmp_path / "other", other))
-    message = refused(MixedBuildError, lambda: Datastore.open(directory), str(directory), f"{what} is ")
+    message = refused(
+        DatastoreFormatError, lambda: Datastore.open(directory), str(directory), f"{what} is "
+    )
     found, expected = message.split(f"{what} is ")[1].split(", expected ")
     assert found != expected
     assert len(found) == len(expected) == 64
@@ -184,4 +205,8 @@ def test_files_of_two_builds_side_by_side(
 
 def test_a_manifest_of_another_vocabulary(directory: Path) -> None:
     edit_manifest(directory, lambda fields: fields["tokenizer"].update(vocabulary_size=301))
-    refused(MixedBuildError, lambda: Datastore.open(directory), "vocabulary size is 300, expected 301")
+    refused(
+        DatastoreFormatError,
+        lambda: Datastore.open(directory),
+        "vocabulary size is 300, expected 301",
+    )

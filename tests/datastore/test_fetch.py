@@ -19,7 +19,12 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.fetch import fetch
 from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest
-from rest_store.errors import AuthenticationError, FetchError, ManifestError, ServiceUnavailableError
+from rest_store.errors import (
+    AuthenticationError,
+    DatastoreFormatError,
+    FetchError,
+    ServiceUnavailableError,
+)
 from tests.shared.builds import contents
 from tests.shared.strategies import Corpus, write_datastore
 
@@ -31,7 +36,9 @@ def write_source(directory: Path, token: int = 1) -> Path:
     """A datastore of two shards, with a tokenizer."""
     write_datastore(directory, Corpus(300, [[[token, 2, 3] * 90], [[5, 6, 7] * 80]]))
     (directory / TOKENIZER_FILE_NAME).write_bytes(TOKENIZER)
-    manifest = replace(Manifest.read(directory), tokenizer_sha256=hashlib.sha256(TOKENIZER).hexdigest())
+    manifest = replace(
+        Manifest.read(directory), tokenizer_sha256=hashlib.sha256(TOKENIZER).hexdigest()
+    )
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return directory
 
@@ -55,7 +62,9 @@ class Reader:
     location = "far:1/ds"
     build = ""
 
-    def __init__(self, directory: Path, *, pieces: int | None = None, log: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, pieces: int | None = None, log: Path | None = None
+    ) -> None:
         self.directory = directory
         self.pieces = pieces
         self.replaced: dict[str, bytes] = {}
@@ -106,7 +115,9 @@ def test_a_copy_is_the_same_datastore_and_made_once(source: Path, tmp_path: Path
         assert there.draft([1, 2]).tokens.tolist() == here.draft([1, 2]).tokens.tolist()
 
 
-def test_a_location_is_opened_as_a_copy(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_location_is_opened_as_a_copy(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Elsewhere:
         def fetched(self, location: str, cache: Path, **access: Any) -> Path:
             assert (location, access) == ("far:1/ds", {"token": "secret", "tls": True})
@@ -114,7 +125,10 @@ def test_a_location_is_opened_as_a_copy(source: Path, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(locations, "reach", Elsewhere)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
-    for cache, place in ((None, tmp_path / "default" / "rest-store"), (tmp_path / "other", tmp_path / "other")):
+    for cache, place in (
+        (None, tmp_path / "default" / "rest-store"),
+        (tmp_path / "other", tmp_path / "other"),
+    ):
         with Datastore.open("far:1/ds", cache=cache, token="secret", tls=True, part="1/2") as store:
             assert store.path.parent.parent == place
             assert store.info().shard_count == 1
@@ -129,11 +143,15 @@ def test_what_arrived_is_not_asked_for_again(source: Path, tmp_path: Path, piece
     have = {name: len(content) for name, content in partial(tmp_path).items()}
     again = Reader(source)
     assert contents(fetch(again, tmp_path)) == contents(source)
-    assert all(offset == have.get(name, 0) for name, offset in again.reads if name != TOKENIZER_FILE_NAME)
+    assert all(
+        offset == have.get(name, 0) for name, offset in again.reads if name != TOKENIZER_FILE_NAME
+    )
     assert not any((tmp_path / "frozen").glob("*.part"))
 
 
-def test_a_connection_that_breaks_off_now_and_then_is_taken_up(source: Path, tmp_path: Path) -> None:
+def test_a_connection_that_breaks_off_now_and_then_is_taken_up(
+    source: Path, tmp_path: Path
+) -> None:
     class Broken(Reader):
         def read(self, name: str, offset: int) -> Iterator[bytes]:
             self.pieces = 2
@@ -159,9 +177,13 @@ def test_what_is_not_as_the_manifest_says_is_refused_and_fetched_again(
         "longer": content + b"\0",
         "endless": content + bytes(1 << 22),
         "shorter": content[:-PIECE],
-        "other build": (other / "shard-00000.suffixes").read_bytes().ljust(len(content))[: len(content)],
+        "other build": (other / "shard-00000.suffixes")
+        .read_bytes()
+        .ljust(len(content))[: len(content)],
     }[change]
-    with pytest.raises(FetchError, match=r"^far:1/ds: .*(manifest says|the size of shard-00001|ends after)"):
+    with pytest.raises(
+        FetchError, match=r"^far:1/ds: .*(manifest says|the size of shard-00001|ends after)"
+    ):
         fetch(reader, tmp_path / "cache")
     left = partial(tmp_path / "cache")
     assert len(left.get(name, b"")) < len(content)
@@ -179,12 +201,18 @@ def test_another_tokenizer_is_refused(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("manifest", "message"),
-    [(b"<html>", "content is not JSON"), (b"{}", "format is"), (bytes(1 << 26), "size is more than")],
+    [
+        (b"<html>", "content is not JSON"),
+        (b"{}", "format is"),
+        (bytes(1 << 26), "size is more than"),
+    ],
 )
-def test_a_manifest_that_is_none_leaves_nothing(source: Path, tmp_path: Path, manifest: bytes, message: str) -> None:
+def test_a_manifest_that_is_none_leaves_nothing(
+    source: Path, tmp_path: Path, manifest: bytes, message: str
+) -> None:
     reader = Reader(source)
     reader.replaced[FILE_NAME] = manifest
-    with pytest.raises(ManifestError, match=rf"^far:1/ds: {message}"):
+    with pytest.raises(DatastoreFormatError, match=rf"^far:1/ds: {message}"):
         fetch(reader, tmp_path)
     assert contents(tmp_path) == {}
 
@@ -194,13 +222,15 @@ def test_names_that_lead_out_of_the_cache_are_refused(source: Path, tmp_path: Pa
     shards = (replace(manifest.shards[0], name="../../escaped"),)
     reader = Reader(source)
     reader.replaced[FILE_NAME] = replace(manifest, shards=shards).to_json().encode()
-    with pytest.raises(ManifestError, match=r"shard name is '\.\./\.\./escaped'"):
+    with pytest.raises(DatastoreFormatError, match=r"shard name is '\.\./\.\./escaped'"):
         fetch(reader, tmp_path)
     assert reader.reads == []
 
 
 def test_builds_lie_side_by_side(source: Path, tmp_path: Path) -> None:
-    """A service that is reloaded while it is read: the old copy is resumed or left, the new one is another."""
+    """A service that is reloaded while it is read: the old copy is
+    resumed or left, the new one is another.
+    """
     with pytest.raises(ServiceUnavailableError):
         fetch(Reader(source, pieces=7), tmp_path / "cache")
     other = write_source(tmp_path / "other", token=9)
@@ -223,7 +253,9 @@ def test_a_place_that_is_away_costs_freshness_alone(
     new = fetch(Reader(write_source(tmp_path / "other", token=9)), tmp_path / "cache")
     assert old != new
     assert fetch(reader, tmp_path / "cache") == new
-    assert "far:1/ds cannot be reached; opened as it was before (far:1: nobody answers)" in caplog.text
+    assert (
+        "far:1/ds cannot be reached; opened as it was before (far:1: nobody answers)" in caplog.text
+    )
     reader.location = "far:1/never"
     with pytest.raises(ServiceUnavailableError):
         fetch(reader, tmp_path / "cache")
@@ -239,13 +271,17 @@ def test_a_disk_that_is_full_or_cannot_be_written_is_named_and_what_arrived_is_k
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(fetching, "sync", full)
-    with pytest.raises(FetchError, match=r"^far:1/ds: no copy can be kept in .* \(No space left on device\)"):
+    with pytest.raises(
+        FetchError, match=r"^far:1/ds: no copy can be kept in .* \(No space left on device\)"
+    ):
         fetch(Reader(source), tmp_path)
     monkeypatch.undo()
     assert partial(tmp_path)
     assert contents(fetch(Reader(source), tmp_path)) == contents(source)
     (tmp_path / "file").touch()
-    with pytest.raises(FetchError, match=r"^far:1/ds: no copy can be kept in .*file \(Not a directory\)"):
+    with pytest.raises(
+        FetchError, match=r"^far:1/ds: no copy can be kept in .*file \(Not a directory\)"
+    ):
         fetch(Reader(source), tmp_path / "file")
 
 
@@ -254,7 +290,10 @@ def test_what_the_disk_has_no_room_for_is_not_begun(source: Path, tmp_path: Path
     shards = (manifest.shards[0], replace(manifest.shards[1], tokens_size=10**18))
     reader = Reader(source)
     reader.replaced[FILE_NAME] = replace(manifest, shards=shards).to_json().encode()
-    with pytest.raises(FetchError, match=r"^far:1/ds: no copy can be kept in .* still to come, and [\d,]+ are free\)"):
+    with pytest.raises(
+        FetchError,
+        match=r"^far:1/ds: no copy can be kept in .* still to come, and [\d,]+ are free\)",
+    ):
         fetch(reader, tmp_path)
     assert reader.reads == []
 
@@ -269,7 +308,9 @@ def test_two_processes_fetch_once(source: Path, tmp_path: Path) -> None:
     release = take_lock(tmp_path / "frozen" / f"{build}.lock")
     assert release is not None
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_fetch_in_process, args=(source, tmp_path)) for _ in range(3)]
+    processes = [
+        context.Process(target=_fetch_in_process, args=(source, tmp_path)) for _ in range(3)
+    ]
     for process in processes:
         process.start()
     release()

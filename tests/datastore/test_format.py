@@ -44,7 +44,8 @@ class Case:
 CASES = {
     # symbols 1 2 3 1 2 S 299 S 0 1 S, and 5 5 5 S
     "two-byte": Case(
-        Corpus(300, [[[1, 2, 3, 1, 2], [299], [0, 1]], [[5, 5, 5]]]), [[8, 0, 3, 9, 1, 4, 2, 6], [0, 1, 2]]
+        Corpus(300, [[[1, 2, 3, 1, 2], [299], [0, 1]], [[5, 5, 5]]]),
+        [[8, 0, 3, 9, 1, 4, 2, 6], [0, 1, 2]],
     ),
     # 65 entries: two keys
     "three-byte": Case(Corpus(70_000, [[DESCENDING]]), [list(range(64, -1, -1))]),
@@ -60,13 +61,19 @@ def test_writers_write_the_golden_files(tmp_path: Path, name: str) -> None:
 def test_golden_files_are_read(name: str) -> None:
     store = check_datastore(GOLDEN / name, sort=suffix_array.sorted_suffixes)
     shards = [
-        [int(symbol) for document in documents for symbol in [*document, separator_id(store.vocabulary_size)]]
+        [
+            int(symbol)
+            for document in documents
+            for symbol in [*document, separator_id(store.vocabulary_size)]
+        ]
         for documents in CASES[name].corpus.shards
     ]
     assert [shard.tokens.symbols().tolist() for shard in store.shards] == shards
     orders = [entries_of(shard) for shard in store.shards]
     assert orders == CASES[name].suffix_arrays
-    assert [sorted_suffixes(symbols, separator_id(store.vocabulary_size)) for symbols in shards] == orders
+    assert [
+        sorted_suffixes(symbols, separator_id(store.vocabulary_size)) for symbols in shards
+    ] == orders
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,11 @@ class Row:
 def table(section: int) -> list[Row]:
     """The rows of the offset table of a section of FORMAT.md."""
     text = FORMAT.split(f"\n## {section}. ")[1].split("\n## ")[0]
-    rows = [line.strip("|").split("|") for line in text.splitlines() if re.match(r"\| *(\d|the end)", line)]
+    rows = [
+        line.strip("|").split("|")
+        for line in text.splitlines()
+        if re.match(r"\| *(\d|the end)", line)
+    ]
     return [Row(*(cell.strip().replace("`", "") for cell in row)) for row in rows]
 
 
@@ -133,7 +144,9 @@ def test_offset_tables_describe_the_golden_files(section: int) -> None:
     assert len(rows) == (14 if section == 2 else 16)
 
 
-@pytest.mark.parametrize(("vocabulary_size", "width"), [(1, 2), (65_535, 2), (65_536, 3), (2**24 - 1, 3)])
+@pytest.mark.parametrize(
+    ("vocabulary_size", "width"), [(1, 2), (65_535, 2), (65_536, 3), (2**24 - 1, 3)]
+)
 def test_token_width_leaves_room_for_the_separator(vocabulary_size: int, width: int) -> None:
     assert token_width(vocabulary_size) == width
     assert separator_id(vocabulary_size) == 2 ** (8 * width) - 1 >= vocabulary_size
@@ -147,7 +160,11 @@ def test_entry_bits_are_the_fewest_that_hold_each_position(position_count: int) 
 
 @given(data=st.data(), vocabulary_size=st.sampled_from(VOCABULARY_SIZES))
 def test_symbols_are_read_back(data: st.DataObject, vocabulary_size: int) -> None:
-    ids = data.draw(st.lists(st.integers(0, vocabulary_size - 1) | st.just(separator_id(vocabulary_size)), min_size=1))
+    ids = data.draw(
+        st.lists(
+            st.integers(0, vocabulary_size - 1) | st.just(separator_id(vocabulary_size)), min_size=1
+        )
+    )
     raw = encode_symbols(np.array(ids), vocabulary_size)
     width = token_width(vocabulary_size)
     assert raw == b"".join(symbol.to_bytes(width, "big") for symbol in ids)

@@ -20,7 +20,11 @@ ON_LINUX = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads 
 
 def mapped(directory: Path) -> int:
     """Files in `directory` that this process has mapped."""
-    return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").count(f"{directory}/shard-")
+    return (
+        Path("/proc/self/maps")
+        .read_text(encoding="utf-8", errors="replace")
+        .count(f"{directory}/shard-")
+    )
 
 
 @ON_LINUX
@@ -34,7 +38,12 @@ def test_a_closed_datastore_refuses_queries_and_holds_nothing(directory: Path) -
         message = refused(DatastoreClosedError, lambda query=query: query(store))  # type: ignore[misc]
         assert message == f"{directory}: the datastore is closed, expected open"
     store.close()
-    assert (store.info().token_count, store.info().shard_count, store.shards, store.files) == (11, 2, [], [])
+    assert (store.info().token_count, store.info().shard_count, store.shards, store.files) == (
+        11,
+        2,
+        [],
+        [],
+    )
     assert store.info().size == Datastore.open(directory).info().size
     assert repr(store) == repr(Datastore.open(directory))
 
@@ -114,9 +123,13 @@ print(statuses, store.draft([0, 1]) == expected)
 
 
 @pytest.mark.skipif(
-    "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's own locks do not survive a fork"
+    "asan" in os.environ.get("LD_PRELOAD", ""),
+    reason="the sanitizer's own locks do not survive a fork",
 )
 def test_a_child_of_a_process_whose_threads_query_goes_on_querying(tmp_path: Path) -> None:
     """It does not wait for the locks of threads that it does not have."""
     write_datastore(tmp_path, zipf_corpus(1, 1_500, 8, 300, 1))
-    assert run_python("import warnings\nwarnings.simplefilter('ignore')\n" + FORK, tmp_path) == ("{0} True\n")
+    assert (
+        run_python("import warnings\nwarnings.simplefilter('ignore')\n" + FORK, tmp_path)
+        == "{0} True\n"
+    )

@@ -1,4 +1,6 @@
-"""Files that are truncated while they are mapped: a named error, never SIGBUS, and other handlers stay right."""
+"""Files that are truncated while they are mapped: a named error,
+never SIGBUS, and other handlers stay right.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,13 @@ def test_a_query_of_a_truncated_file_is_refused(directory: Path, query: str, fil
     store = Datastore.open(directory)
     truncate(directory, file)
     message = refused(
-        DatastoreUnavailableError, lambda: QUERIES[query](store), f"{directory / file}: a page of the file"
+        DatastoreUnavailableError,
+        lambda: QUERIES[query](store),
+        f"{directory / file}: a page of the file",
     )
-    assert message.endswith("unreadable (it was truncated, or its disk fails), expected as it was opened")
+    assert message.endswith(
+        "unreadable (it was truncated, or its disk fails), expected as it was opened"
+    )
     for later in QUERIES.values():
         refused(DatastoreUnavailableError, lambda later=later: later(store))  # type: ignore[misc]
     refused(DatastoreUnavailableError, store.require_readable)
@@ -65,7 +71,10 @@ def test_other_datastores_are_not_affected(directory: Path, tmp_path: Path) -> N
 
 
 def test_no_comparison_leaves_the_mapping_of_a_lost_file(tmp_path: Path) -> None:
-    """Zeros in place of the last separator equal a pattern of zeros; so do those behind the last suffixes."""
+    """Zeros in place of the last separator equal a pattern of zeros.
+
+    So do those behind the last suffixes.
+    """
     positions = ((8 << 20) - HEADER_SIZE - TAIL_SIZE) // 2  # the file ends where a page ends
     write_datastore(tmp_path, Corpus(300, [[[0] * (positions - 1)]]))
     code = """
@@ -80,8 +89,13 @@ except DatastoreUnavailableError:
     assert run(code, tmp_path) == (0, "refused\n", "")
 
 
-def query_in_threads(store: Datastore, error: type[Exception], meanwhile: Callable[[], object]) -> None:
-    """Draft in four threads until `meanwhile` makes that raise `error`; all answers before are right."""
+def query_in_threads(
+    store: Datastore, error: type[Exception], meanwhile: Callable[[], object]
+) -> None:
+    """Draft in four threads until `meanwhile` makes that raise `error`.
+
+    All answers before are right.
+    """
     expected, ready = store.draft([1, 2]), threading.Barrier(5)
     wrong: list[object] = []
 
@@ -104,8 +118,12 @@ def query_in_threads(store: Datastore, error: type[Exception], meanwhile: Callab
     assert wrong == []
 
 
-def test_threads_that_query_while_files_are_truncated_get_right_answers_or_the_error(directory: Path) -> None:
-    query_in_threads(Datastore.open(directory), DatastoreUnavailableError, lambda: truncate(directory))
+def test_threads_that_query_while_files_are_truncated_get_right_answers_or_the_error(
+    directory: Path,
+) -> None:
+    query_in_threads(
+        Datastore.open(directory), DatastoreUnavailableError, lambda: truncate(directory)
+    )
 
 
 @pytest.mark.parametrize("stage", ["symbols", "suffixes"])
@@ -120,7 +138,11 @@ def test_a_check_of_files_that_are_truncated_meanwhile(
         then(*arguments, **options)
 
     monkeypatch.setattr(check, f"_check_{stage}", run)
-    refused(DatastoreUnavailableError, lambda: check_datastore(directory, sort=sorted_suffixes), "shard-00000.")
+    refused(
+        DatastoreUnavailableError,
+        lambda: check_datastore(directory, sort=sorted_suffixes),
+        "shard-00000.",
+    )
 
 
 def test_a_lost_datastore_costs_the_others_nothing(tmp_path: Path) -> None:
@@ -175,7 +197,13 @@ ORDERS = pytest.mark.parametrize("order", [FAULTS + OPEN, OPEN + FAULTS, OPEN + 
 def run(code: str, directory: Path) -> tuple[int, str, str]:
     """Return the exit status of a new process that runs `code`, and what it wrote."""
     done = subprocess.run(
-        [sys.executable, *(["-S"] if sys.flags.no_site else []), "-c", SETUP + code, str(directory)],
+        [
+            sys.executable,
+            *(["-S"] if sys.flags.no_site else []),
+            "-c",
+            SETUP + code,
+            str(directory),
+        ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -193,7 +221,9 @@ def test_lost_pages_beside_a_fault_handler(directory: Path, order: str) -> None:
 
 @WITHOUT_SANITIZER
 @ORDERS
-def test_pages_of_others_end_the_process_and_the_fault_handler_reports_them(directory: Path, order: str) -> None:
+def test_pages_of_others_end_the_process_and_the_fault_handler_reports_them(
+    directory: Path, order: str
+) -> None:
     status, _, error = run(order + "lose_own_page()", directory)
     assert status == -signal.SIGBUS
     assert "Fatal Python error: Bus error" in error
@@ -230,7 +260,10 @@ lose_own_page()
 @WITHOUT_SANITIZER
 @pytest.mark.parametrize("sender", ["another process", "the process itself"])
 def test_a_signal_that_is_sent_ends_the_process(directory: Path, sender: str) -> None:
-    another = "if os.fork() == 0:\n os.kill(os.getppid(), signal.SIGBUS)\n os._exit(0)\nwhile True:\n signal.pause()"
+    another = (
+        "if os.fork() == 0:\n os.kill(os.getppid(), signal.SIGBUS)\n os._exit(0)\nwhile True:\n"
+        " signal.pause()"
+    )
     code = f"{OPEN}lose_pages()\n"
     code += another if sender == "another process" else "os.kill(os.getpid(), signal.SIGBUS)"
     assert run(code, directory) == (-signal.SIGBUS, "refused\n", "")

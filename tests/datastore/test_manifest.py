@@ -14,13 +14,7 @@ from rest_store.cli import main
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME, Manifest
-from rest_store.errors import (
-    ChecksumError,
-    DatastoreNotFoundError,
-    FormatVersionError,
-    ManifestError,
-    MissingShardError,
-)
+from rest_store.errors import DatastoreFormatError, DatastoreNotFoundError
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import edit_manifest, identity, refused
 
@@ -49,7 +43,10 @@ def test_unknown_fields_are_ignored(directory: Path) -> None:
         (b'{"format": ' + b"9" * 5_000 + b"}", "not JSON"),
         (b" " * (1 << 25) + b"{}", "size is more than 33554432 bytes"),
         (b'{"format": "rest-store", "format_version": 1}', "manifest_sha256 is absent"),
-        (b'{"format": "rest-store", "format_version": 1, "manifest_sha256": 5}', "manifest_sha256 is int"),
+        (
+            b'{"format": "rest-store", "format_version": 1, "manifest_sha256": 5}',
+            "manifest_sha256 is int",
+        ),
         (b'{"format": "\xff"}', "not JSON"),
         (b"[]", "list"),
         (b'{"format": "zip"}', "'zip'"),
@@ -58,14 +55,18 @@ def test_unknown_fields_are_ignored(directory: Path) -> None:
 )
 def test_content_that_is_not_a_manifest(directory: Path, content: bytes, found: str) -> None:
     (directory / FILE_NAME).write_bytes(content)
-    message = refused(ManifestError, lambda: Datastore.open(directory), FILE_NAME, found)
+    message = refused(DatastoreFormatError, lambda: Datastore.open(directory), FILE_NAME, found)
     assert len(message) < 300
 
 
-@pytest.mark.parametrize("version", [2, "1", None, int("7" * 4_200)], ids=lambda value: str(value)[:9])
+@pytest.mark.parametrize(
+    "version", [2, "1", None, int("7" * 4_200)], ids=lambda value: str(value)[:9]
+)
 def test_another_version(directory: Path, version: object) -> None:
     edit_manifest(directory, lambda fields: fields.update(format_version=version))
-    message = refused(FormatVersionError, lambda: Datastore.open(directory), f"{FILE_NAME}: format version is ")
+    message = refused(
+        DatastoreFormatError, lambda: Datastore.open(directory), f"{FILE_NAME}: format version is "
+    )
     assert len(message) < 300
 
 
@@ -75,7 +76,11 @@ def test_a_changed_manifest_is_refused(directory: Path) -> None:
     assert Manifest.read(directory).corpora == ({"path": "src"},)
     path = directory / FILE_NAME
     path.write_bytes(path.read_bytes().replace(b"src", b"sra"))
-    message = refused(ChecksumError, lambda: Datastore.open(directory), f"{path}: SHA-256 of the content is ")
+    message = refused(
+        DatastoreFormatError,
+        lambda: Datastore.open(directory),
+        f"{path}: SHA-256 of the content is ",
+    )
     assert len(set(re.findall("[0-9a-f]{64}", message))) == 2
 
 
@@ -96,8 +101,12 @@ WRONG_FIELDS: list[tuple[tuple[str | int, ...], Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "found", "expected"), WRONG_FIELDS, ids=lambda value: str(value)[:30])
-def test_a_wrong_field(directory: Path, path: tuple[str | int, ...], value: object, found: str, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "value", "found", "expected"), WRONG_FIELDS, ids=lambda value: str(value)[:30]
+)
+def test_a_wrong_field(
+    directory: Path, path: tuple[str | int, ...], value: object, found: str, expected: str
+) -> None:
     def change(fields: Any) -> None:
         *above, last = path
         for step in above:
@@ -108,7 +117,7 @@ def test_a_wrong_field(directory: Path, path: tuple[str | int, ...], value: obje
             fields[last] = value
 
     edit_manifest(directory, change)
-    message = refused(ManifestError, lambda: Datastore.open(directory), FILE_NAME)
+    message = refused(DatastoreFormatError, lambda: Datastore.open(directory), FILE_NAME)
     assert f"is {found}, expected" in message
     assert expected in message.split(", expected ")[1]
 
@@ -125,7 +134,10 @@ def test_no_datastore_at_the_path(tmp_path: Path, place: str) -> None:
     elif place == "inside a file":
         (tmp_path / "file").touch()
         path = tmp_path / "file" / "ds"
-    assert refused(DatastoreNotFoundError, lambda: Datastore.open(path)) == f"{path}: datastore is {found}"
+    assert (
+        refused(DatastoreNotFoundError, lambda: Datastore.open(path))
+        == f"{path}: datastore is {found}"
+    )
 
 
 @pytest.mark.parametrize("name", [FILE_NAME, "shard-00000.tokens"])
@@ -133,13 +145,20 @@ def test_a_command_is_told_that_a_file_is_no_datastore(directory: Path, name: st
     for command in ("info", "check"):
         result = CliRunner().invoke(main, [command, str(directory / name)])
         assert result.exit_code == 1
-        assert result.stderr == f"Error: {directory / name}: datastore is a file of one, expected its directory\n"
+        assert (
+            result.stderr
+            == f"Error: {directory / name}: datastore is a file of one, expected its directory\n"
+        )
 
 
 @pytest.mark.parametrize("place", ["a\0b", "\ud800", "host:5/\0", "s3://bucket/\ud800"])
 def test_what_can_be_no_path(place: str) -> None:
     expected = f"datastore: path is {place!a}, expected one without NUL and lone surrogates"
-    for call in (Datastore.open, LiveDatastore.open, lambda place: Datastore.open("host:5", cache=place)):
+    for call in (
+        Datastore.open,
+        LiveDatastore.open,
+        lambda place: Datastore.open("host:5", cache=place),
+    ):
         assert refused(DatastoreNotFoundError, lambda call=call: call(place)) == expected
 
 
@@ -148,9 +167,13 @@ def test_what_can_be_no_path(place: str) -> None:
 def test_what_is_no_regular_file_is_refused(directory: Path, name: str, kind: str) -> None:
     path = directory / name
     path.unlink()
-    make = {"directory": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}
+    make = {
+        "directory": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "device": lambda: path.symlink_to("/dev/zero"),
+    }
     make[kind]()
-    error = ManifestError if name == FILE_NAME else MissingShardError
+    error = DatastoreFormatError if name == FILE_NAME else DatastoreFormatError
     refused(error, lambda: check_datastore(directory), f"{path}: file is unreadable (")
 
 

@@ -78,8 +78,13 @@ print(resident() - before, *match)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads resident memory from Linux's /proc")
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's shadow memory is resident too")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="reads resident memory from Linux's /proc"
+)
+@pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""),
+    reason="the sanitizer's shadow memory is resident too",
+)
 def test_opening_maps_and_does_not_read(directory: Path, tmp_path: Path) -> None:
     """Three gigabytes of sparse files take hardly any memory."""
     assert write_sparse_datastore(tmp_path, 1 << 29) > 2_400_000_000
@@ -107,7 +112,9 @@ print(*[opened() for _ in range(500)][-1:], held() == before, before[1], sep="; 
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in Linux's /proc")
-def test_dropped_and_refused_datastores_leave_no_open_files_and_no_mappings(directory: Path) -> None:
+def test_dropped_and_refused_datastores_leave_no_open_files_and_no_mappings(
+    directory: Path,
+) -> None:
     """Counted in a new process: in this one, threads of other tests open and close files too."""
     assert run_python(OPEN_AND_DROP, directory) == "4; True; 0\n"
     edit_manifest(directory, lambda fields: fields["shards"][1].update(tokens_sha256="00"))
@@ -137,7 +144,9 @@ def test_without_the_compiled_kernel_opening_says_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "rest_store._kernel", None)
     monkeypatch.delattr("rest_store._kernel")
-    message = refused(NativeKernelError, lambda: Datastore.open(directory), "the native kernel is missing (")
+    message = refused(
+        NativeKernelError, lambda: Datastore.open(directory), "the native kernel is missing ("
+    )
     assert "C++20 compiler" in message
 
 

@@ -28,12 +28,15 @@ SHARDS = 12
 
 @st.composite
 def crowded_corpora(draw: st.DrawFn) -> Corpus:
-    """Many shards over one or two ids, so that suffixes occur in some shards only and at the start of documents."""
+    """Many shards over one or two ids, so that suffixes occur in
+    some shards only and at the start of documents.
+    """
     vocabulary_size = draw(st.sampled_from([3, 49_152, 2**24 - 1]))
     ids = draw(st.sampled_from([[0], [vocabulary_size - 1], [0, vocabulary_size - 1]]))
     document = st.lists(st.sampled_from(ids), min_size=1, max_size=24)
     return Corpus(
-        vocabulary_size, draw(st.lists(st.lists(document, min_size=1, max_size=3), min_size=2, max_size=SHARDS))
+        vocabulary_size,
+        draw(st.lists(st.lists(document, min_size=1, max_size=3), min_size=2, max_size=SHARDS)),
     )
 
 
@@ -46,22 +49,34 @@ def test_answers_are_those_of_the_oracle(data: st.DataObject) -> None:
         "max_depth": data.draw(st.sampled_from([1, 2, 3, 10, 32])),
     }
     queries = data.draw(st.lists(contexts(corpus), min_size=1, max_size=4))
-    absent = [token for token in range(min(corpus.vocabulary_size, 5)) if all(token not in d for d in corpus.documents)]
-    queries += [[token] for token in absent[:1]] + queries[:2]  # one that does not match, and some repeated
+    absent = [
+        token
+        for token in range(min(corpus.vocabulary_size, 5))
+        if all(token not in d for d in corpus.documents)
+    ]
+    queries += [[token] for token in absent[:1]] + queries[
+        :2
+    ]  # one that does not match, and some repeated
     with tempfile.TemporaryDirectory() as directory:
         store = open_datastore(Path(directory), corpus)
         oracle = Oracle(corpus)
         trees = store.draft_batch(queries, **limits)
         for context, tree in zip(queries, trees, strict=True):
             assert tree == store.draft(context, **limits) == oracle.draft(context, **limits)
-            assert store.longest_suffix_match(context, max_suffix=limits["max_suffix"]) == tree.match
+            assert (
+                store.longest_suffix_match(context, max_suffix=limits["max_suffix"]) == tree.match
+            )
             assert tree == TokenTree(tree.tokens, tree.parents, tree.counts, match=tree.match)
             assert store.count(context[:64]) == oracle.count(context[:64])
 
 
 @pytest.mark.parametrize("shards", [1, 2, 7])
-@pytest.mark.parametrize(("alphabet", "vocabulary_size"), [(3, 300), (40, 49_152), (1_000, 131_072)])
-def test_heavy_matches_are_exact(tmp_path: Path, shards: int, alphabet: int, vocabulary_size: int) -> None:
+@pytest.mark.parametrize(
+    ("alphabet", "vocabulary_size"), [(3, 300), (40, 49_152), (1_000, 131_072)]
+)
+def test_heavy_matches_are_exact(
+    tmp_path: Path, shards: int, alphabet: int, vocabulary_size: int
+) -> None:
     """Matches with many more occurrences than are read: tests which ranks may be left out."""
     corpus = zipf_corpus(shards + alphabet, 40_000, alphabet, vocabulary_size, shards)
     store = open_datastore(tmp_path, corpus)
@@ -81,7 +96,9 @@ def test_heavy_matches_are_exact(tmp_path: Path, shards: int, alphabet: int, voc
 
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_a_run_of_one_token_is_answered_exactly(tmp_path: Path, length: int) -> None:
-    """Nearly all continuations are equal and fewer than `max_nodes`: the rare ones must not be missed."""
+    """Nearly all continuations are equal and fewer than
+    `max_nodes`: the rare ones must not be missed.
+    """
     corpus = Corpus(300, [[[7] * 30_000], [[7] * 5_000 + [8], [7, 9], [200] + [7] * 100]])
     store = open_datastore(tmp_path, corpus)
     limits = {"max_suffix": 64, "max_depth": 3}
@@ -94,17 +111,26 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, list[Data
     whole = zipf_corpus(11, 60_000, 30, 49_152, 1)
     documents = whole.documents
     of_shards = np.minimum(np.random.default_rng(0).zipf(1.5, len(documents)) - 1, SHARDS - 1)
-    many = [[documents[i] for i in np.flatnonzero(of_shards == shard)] or [documents[0][:1]] for shard in range(SHARDS)]
+    many = [
+        [documents[i] for i in np.flatnonzero(of_shards == shard)] or [documents[0][:1]]
+        for shard in range(SHARDS)
+    ]
     extra = [documents[0][:1] for shard in range(SHARDS) if not np.any(of_shards == shard)]
     stores = []
-    for shards in ([documents + extra], [documents[::3] + extra, documents[1::3], documents[2::3]], many):
+    for shards in (
+        [documents + extra],
+        [documents[::3] + extra, documents[1::3], documents[2::3]],
+        many,
+    ):
         directory = tmp_path_factory.mktemp("layout")
         stores.append(open_datastore(directory, Corpus(whole.vocabulary_size, shards)))
     return whole, stores
 
 
 def cuts(corpus: Corpus, count: int, seed: int) -> list[list[int]]:
-    """Contexts that end anywhere in documents, some with an early token changed, so that matches are of all lengths."""
+    """Contexts that end anywhere in documents, some with an early
+    token changed, so that matches are of all lengths.
+    """
     rng = np.random.default_rng(seed)
     out: list[list[int]] = []
     while len(out) < count:
@@ -126,7 +152,10 @@ def test_answers_do_not_depend_on_the_layout(layouts: tuple[Corpus, list[Datasto
         assert store.draft_batch(queries) == expected
     matches = [tree.match for tree in expected]
     assert len({match.length for match in matches}) > 5
-    assert {match.count < 64 for match in matches} == {True, False}  # trees that the kernel keeps, and others
+    assert {match.count < 64 for match in matches} == {
+        True,
+        False,
+    }  # trees that the kernel keeps, and others
 
 
 def test_trees_that_are_kept_are_those_of_their_limits(tmp_path: Path) -> None:
@@ -135,7 +164,11 @@ def test_trees_that_are_kept_are_those_of_their_limits(tmp_path: Path) -> None:
     store = open_datastore(tmp_path, corpus)
     counts = {token: store.count([token]) for token in range(300)}
     tokens = sorted(counts, key=counts.__getitem__)[-60:]
-    trees = [store.draft([token], max_nodes=size, max_depth=2) for size in range(1, 600) for token in tokens]
+    trees = [
+        store.draft([token], max_nodes=size, max_depth=2)
+        for size in range(1, 600)
+        for token in tokens
+    ]
     assert sum(len(tree.packed) for tree in trees) > 16 << 20
     oracle = Oracle(corpus)
     for number in range(0, len(trees), 997):
@@ -144,7 +177,9 @@ def test_trees_that_are_kept_are_those_of_their_limits(tmp_path: Path) -> None:
         assert trees[number] == oracle.draft(context, **limits) == store.draft(context, **limits)
 
 
-def test_threads_whose_first_queries_coincide_get_equal_trees(layouts: tuple[Corpus, list[Datastore]]) -> None:
+def test_threads_whose_first_queries_coincide_get_equal_trees(
+    layouts: tuple[Corpus, list[Datastore]],
+) -> None:
     """They fill the key tree and keep trees while others read them."""
     corpus, stores = layouts
     queries = cuts(corpus, 200, 1)

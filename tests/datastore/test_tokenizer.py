@@ -12,12 +12,17 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.errors import ManifestError, TokenizerLoadError, TokenizerMismatchError
+from rest_store.errors import DatastoreFormatError, TokenizerLoadError, TokenizerMismatchError
 from rest_store.loading import encoding_sample
 from rest_store.loading.encoding_sample import sample_of
 from tests.shared.models import byte_level_bpe, serialized, unigram, word_level, word_piece
 
-KINDS = {"BPE": byte_level_bpe, "WordPiece": word_piece, "Unigram": unigram, "WordLevel": lambda: word_level(9)}
+KINDS = {
+    "BPE": byte_level_bpe,
+    "WordPiece": word_piece,
+    "Unigram": unigram,
+    "WordLevel": lambda: word_level(9),
+}
 
 
 def identity_from(fields, name="given"):
@@ -65,7 +70,9 @@ def test_vocabulary_size_is_the_greatest_id_plus_one_over_added_tokens_too(bpe, 
 def test_merges_as_strings_and_as_pairs_have_the_same_fingerprint(bpe):
     pairs, strings = copy.deepcopy(bpe), copy.deepcopy(bpe)
     assert len(bpe["model"]["merges"]) > 20
-    split = [merge.split(" ") if isinstance(merge, str) else merge for merge in bpe["model"]["merges"]]
+    split = [
+        merge.split(" ") if isinstance(merge, str) else merge for merge in bpe["model"]["merges"]
+    ]
     pairs["model"]["merges"] = split
     strings["model"]["merges"] = [" ".join(pair) for pair in split]
     assert fingerprint_of(pairs) == fingerprint_of(strings) == fingerprint_of(bpe)
@@ -98,9 +105,18 @@ def swap_the_last(of_tokens):
 
 CHANGES = {
     "two tokens": (byte_level_bpe, lambda fields: swap_the_last(fields["model"]["vocab"])),
-    "the merges": (byte_level_bpe, lambda fields: fields["model"]["merges"].append(fields["model"]["merges"].pop(0))),
-    "an added token": (byte_level_bpe, lambda fields: fields["added_tokens"][-1].update(content="<other>")),
-    "a normalizer": (byte_level_bpe, lambda fields: fields.update(normalizer={"type": "Lowercase"})),
+    "the merges": (
+        byte_level_bpe,
+        lambda fields: fields["model"]["merges"].append(fields["model"]["merges"].pop(0)),
+    ),
+    "an added token": (
+        byte_level_bpe,
+        lambda fields: fields["added_tokens"][-1].update(content="<other>"),
+    ),
+    "a normalizer": (
+        byte_level_bpe,
+        lambda fields: fields.update(normalizer={"type": "Lowercase"}),
+    ),
     "a score": (unigram, lambda fields: fields["model"]["vocab"][5].__setitem__(1, -6.0)),
 }
 
@@ -123,7 +139,9 @@ def test_padding_and_truncation_do_not_change_the_fingerprint():
 
 
 def test_a_tokenizer_without_tokens_is_refused():
-    with pytest.raises(TokenizerLoadError, match="some: vocabulary is empty, expected at least one token"):
+    with pytest.raises(
+        TokenizerLoadError, match="some: vocabulary is empty, expected at least one token"
+    ):
         TokenizerIdentity.from_tokenizer_json(Tokenizer(models.BPE()).to_str(), "some")
 
 
@@ -133,7 +151,9 @@ def test_the_manifest_gives_the_identity_back(identity):
     assert again == identity
     assert again.name == "tiny"
     assert stored["fingerprint"].startswith("sha256:")
-    assert TokenizerIdentity.from_manifest({**stored, "a later field": 1}, "manifest.json") == identity
+    assert (
+        TokenizerIdentity.from_manifest({**stored, "a later field": 1}, "manifest.json") == identity
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +168,7 @@ def test_the_manifest_gives_the_identity_back(identity):
 )
 def test_a_bad_field_of_the_manifest_is_refused(identity, change):
     expected = "^ds/manifest.json: tokenizer is malformed, expected as in FORMAT.md"
-    with pytest.raises(ManifestError, match=expected):
+    with pytest.raises(DatastoreFormatError, match=expected):
         TokenizerIdentity.from_manifest({**identity.to_manifest(), **change}, "ds/manifest.json")
 
 
@@ -164,25 +184,40 @@ def mismatch(identity, fields):
 
 
 def test_what_differs_is_named(bpe, identity):
-    expected = f"ds/: tokenizer 'other' is one with a vocabulary of 9, expected {identity.vocabulary_size} as in 'tiny'"
+    expected = (
+        f"ds/: tokenizer 'other' is one with a vocabulary of 9, expected {identity.vocabulary_size}"
+        " as in 'tiny'"
+    )
     assert mismatch(identity, serialized(word_level(9))) == expected
     renamed, swapped = copy.deepcopy(bpe), copy.deepcopy(bpe)
     CHANGES["an added token"][1](renamed)
     id_ = identity.added_tokens["<tool_call>"]
-    found = f"without added tokens '<tool_call>' (id {id_}) and with added tokens '<other>' (id {id_})"
-    assert mismatch(identity, renamed) == f"ds/: tokenizer 'other' is {found}, expected the added tokens of 'tiny'"
+    found = (
+        f"without added tokens '<tool_call>' (id {id_}) and with added tokens '<other>' (id {id_})"
+    )
+    assert (
+        mismatch(identity, renamed)
+        == f"ds/: tokenizer 'other' is {found}, expected the added tokens of 'tiny'"
+    )
     CHANGES["the merges"][1](swapped)
-    expected = f"is {fingerprint_of(swapped)} (merges differ), expected {identity.fingerprint} as of 'tiny'; build it"
+    expected = (
+        f"is {fingerprint_of(swapped)} (merges differ), expected {identity.fingerprint} as of"
+        " 'tiny'; build it"
+    )
     assert expected in mismatch(identity, swapped)
     stored = TokenizerIdentity.from_manifest(identity.to_manifest(), "manifest.json")
-    assert f"{fingerprint_of(swapped)} (vocabulary, merges or normalizer differ)" in mismatch(stored, swapped)
+    assert f"{fingerprint_of(swapped)} (vocabulary, merges or normalizer differ)" in mismatch(
+        stored, swapped
+    )
 
 
-# --- The same vocabulary, other tokens -----------------------------------------------------------------------------
+# --- The same vocabulary, other tokens ------------------------------------------------------------
 
 
 def space_marks(**parts):
-    """As tokenizers of SentencePiece's kind are: characters, and spaces written as marks by one of the parts."""
+    """As tokenizers of SentencePiece's kind are: characters, and
+    spaces written as marks by one of the parts.
+    """
     vocab = {character: id_ for id_, character in enumerate(map(chr, [*range(33, 127), 0x2581]))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="?"))
     return {**serialized(tokenizer), **parts}
@@ -190,23 +225,34 @@ def space_marks(**parts):
 
 def identity_with_sample(fields, name="other"):
     tokenizer = Tokenizer.from_str(json.dumps(fields))
-    return TokenizerIdentity.from_tokenizer_json(json.dumps(fields), name, sample_of(tokenizer, json.dumps(fields)))
+    return TokenizerIdentity.from_tokenizer_json(
+        json.dumps(fields), name, sample_of(tokenizer, json.dumps(fields))
+    )
 
 
 def stored(identity, **changes):
     """The identity as a datastore has it."""
-    return TokenizerIdentity.from_manifest({**identity.to_manifest(), **changes}, "ds/manifest.json")
+    return TokenizerIdentity.from_manifest(
+        {**identity.to_manifest(), **changes}, "ds/manifest.json"
+    )
 
 
 MARK = "\u2581"
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
-IN_NORMALIZER = {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": MARK}, REPLACE]}}
+IN_NORMALIZER = {
+    "normalizer": {
+        "type": "Sequence",
+        "normalizers": [{"type": "Prepend", "prepend": MARK}, REPLACE],
+    }
+}
 METASPACE = {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "always", "split": False}
 
 
 @pytest.mark.parametrize("of_file_is_stored", [True, False])
 @pytest.mark.parametrize("encoding", [True, False], ids=["with samples", "of an earlier release"])
-def test_a_file_and_its_directory_as_transformers_loads_it_are_the_same(of_file_is_stored, encoding):
+def test_a_file_and_its_directory_as_transformers_loads_it_are_the_same(
+    of_file_is_stored, encoding
+):
     identities = [
         identity_with_sample(space_marks(**IN_NORMALIZER)),
         identity_with_sample(space_marks(pre_tokenizer=METASPACE)),
@@ -220,32 +266,52 @@ def test_a_file_and_its_directory_as_transformers_loads_it_are_the_same(of_file_
 def test_a_mark_before_texts_that_one_of_them_does_not_write_is_refused():
     without = identity_with_sample(space_marks(normalizer=REPLACE))
     always = identity_with_sample(space_marks(pre_tokenizer=METASPACE))
-    never = identity_with_sample(space_marks(pre_tokenizer={**METASPACE, "prepend_scheme": "never"}))
+    never = identity_with_sample(
+        space_marks(pre_tokenizer={**METASPACE, "prepend_scheme": "never"})
+    )
     for kept, other in ((without, always), (always, without), (always, never)):
-        with pytest.raises(TokenizerMismatchError, match=r"differ.*build it again with the directory or the name that"):
+        with pytest.raises(
+            TokenizerMismatchError,
+            match=r"differ.*build it again with the directory or the name that",
+        ):
             stored(kept).require_same(other, "ds/")
 
 
-def test_another_pre_tokenizer_is_refused_and_named_where_the_datastore_keeps_its_tokenizer(bpe, tmp_path):
+def test_another_pre_tokenizer_is_refused_and_named_where_the_datastore_keeps_its_tokenizer(
+    bpe, tmp_path
+):
     kept = identity_with_sample(bpe, "tiny")
     digits = {"type": "Digits", "individual_digits": True}
-    split = {**bpe, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, bpe["pre_tokenizer"]]}}
+    split = {
+        **bpe,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, bpe["pre_tokenizer"]]},
+    }
     other = identity_with_sample(split)
     assert kept.fingerprint == other.fingerprint
-    found = "one that writes texts with other tokens of the same vocabulary (normalizer or pre-tokenizer differ)"
+    found = (
+        "one that writes texts with other tokens of the same vocabulary (normalizer or"
+        " pre-tokenizer differ)"
+    )
     with pytest.raises(TokenizerMismatchError) as error:
         stored(kept).require_same(other, tmp_path)
     assert str(error.value).startswith(
         f"{tmp_path}: tokenizer 'other' is {found}, expected the tokens of 'tiny'; build it"
     )
     (tmp_path / "tokenizer.json").write_text(json.dumps(bpe))
-    with pytest.raises(TokenizerMismatchError, match=r"of the same vocabulary \(pre-tokenizer differ\)"):
+    with pytest.raises(
+        TokenizerMismatchError, match=r"of the same vocabulary \(pre-tokenizer differ\)"
+    ):
         stored(kept).require_same(other, tmp_path)
-    stored(kept, encoding=None).require_same(other, tmp_path)  # of an earlier release, which nobody can tell
+    stored(kept, encoding=None).require_same(
+        other, tmp_path
+    )  # of an earlier release, which nobody can tell
 
 
 def test_parts_that_are_written_otherwise_and_mean_the_same_are_the_same(bpe):
-    wrapped = {**bpe, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [bpe["pre_tokenizer"]]}}
+    wrapped = {
+        **bpe,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [bpe["pre_tokenizer"]]},
+    }
     stored(identity_with_sample(bpe)).require_same(identity_with_sample(wrapped), "ds/")
 
 
@@ -257,11 +323,15 @@ def test_padding_truncation_and_dropout_do_not_change_the_sample():
     tokenizer.enable_truncation(2)
     tokenizer.model.dropout = 1.0
     assert identity_of(tokenizer).encoding == before
-    assert tokenizer.encode("one two three").ids != byte_level_bpe().encode("one two three").ids, "it is as it was"
+    assert tokenizer.encode("one two three").ids != byte_level_bpe().encode("one two three").ids, (
+        "it is as it was"
+    )
 
 
 def test_the_texts_of_the_sample_are_those_of_the_format():
-    text = (Path(encoding_sample.__file__).parents[1] / "datastore" / "FORMAT.md").read_text(encoding="utf-8")
+    text = (Path(encoding_sample.__file__).parents[1] / "datastore" / "FORMAT.md").read_text(
+        encoding="utf-8"
+    )
     lines = text.split("as JSON strings:\n\n```\n")[1].split("\n```")[0].splitlines()
     assert tuple(map(json.loads, lines)) == encoding_sample.SAMPLE
     ids = [byte_level_bpe().encode(sample).ids for sample in encoding_sample.SAMPLE]

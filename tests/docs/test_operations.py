@@ -1,4 +1,6 @@
-"""What operators and those who measure are told works: backups, alert rules, the dashboard, the data of benchmarks."""
+"""What operators and those who measure are told works: backups,
+alert rules, the dashboard, the data of benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def test_a_backup_of_a_datastore_in_use_is_restored(
     assert capsys.readouterr().out == "2\n"
     check_live(tmp_path / "restored")
     with rest_store.LiveDatastore.open("restored") as restored:
-        assert (restored.count([1, 2]), restored.count([5]), restored.info().max_tokens) == (2, 0, 1000)
+        assert (restored.count([1, 2]), restored.count([5]), restored.info().max_tokens) == (
+            2,
+            0,
+            1000,
+        )
         restored.add([[1, 2, 3, 4]], ids=["a"])
         assert restored.info().document_count == 2, "ids are kept"
 
@@ -52,17 +58,29 @@ def test_alerts_have_what_prometheus_needs() -> None:
 
 def test_the_dashboard_has_panels_of_the_chosen_instances() -> None:
     dashboard = json.loads((MONITORING / "grafana.json").read_text(encoding="utf-8"))
-    assert {one["name"] for one in dashboard["templating"]["list"]} == {"source", "instance", "method"}
+    assert {one["name"] for one in dashboard["templating"]["list"]} == {
+        "source",
+        "instance",
+        "method",
+    }
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
     for panel in dashboard["panels"]:
         assert panel["datasource"]["uid"] == "${source}"
-        assert all('instance=~"$instance"' in target["expr"] for target in panel["targets"]), panel["title"]
+        assert all('instance=~"$instance"' in target["expr"] for target in panel["targets"]), panel[
+            "title"
+        ]
 
 
 def test_humaneval_becomes_prompts_with_a_family(tmp_path: Path) -> None:
     (recipe,) = re.findall(r"sed '[^']*'", PAGES["docs/reference/benchmark-data.md"])
     line = '{"task_id": "HumanEval/7", "prompt": "def add(", "test": ""}\n'
-    done = subprocess.run(recipe, shell=True, input=line, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        recipe, shell=True, input=line, capture_output=True, text=True, check=True
+    )
     (tmp_path / "HUMANEVAL").write_text(done.stdout, encoding="utf-8")
     (prompt,) = read_prompts(tmp_path / "HUMANEVAL", lambda text: list(text.encode()))
-    assert (prompt.family, prompt.key, bytes(prompt.tokens)) == ("humaneval-raw", "HumanEval/7", b"def add(")
+    assert (prompt.family, prompt.key, bytes(prompt.tokens)) == (
+        "humaneval-raw",
+        "HumanEval/7",
+        b"def add(",
+    )

@@ -1,6 +1,8 @@
-"""Each block of Python in README.md and docs/ runs, with the objects around it that its page speaks of.
+"""Each block of Python in README.md and docs/ runs, with the
+objects around it that its page speaks of.
 
-README's and the protocol's blocks have tests of their own in tests/test_readme.py, which look at results, too.
+README's and the protocol's blocks have tests of their own in tests/test_readme.py, which look at
+results, too.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ pytestmark = pytest.mark.slow
 
 ELSEWHERE = {"README.md", "docs/reference/protocol.md"}
 SOURCE = (
-    "def add(first, second):\n    return first + second\n\n\ndef read_lines(path):\n    return path.read_text()\n" * 20
+    "def add(first, second):\n    return first + second\n\n\ndef read_lines(path):\n    return"
+    " path.read_text()\n" * 20
 )
 PYTHON = {
     name: [block.text for block in blocks(page) if block.language == "python"]
@@ -57,9 +60,13 @@ SERVICES = {
 
 
 class RecordedEngine:
-    """Stands for vLLM's `LLM`, which tests/engines/vllm runs, and checks its settings as the plug-in does."""
+    """Stands for vLLM's `LLM`, which tests/engines/vllm runs, and
+    checks its settings as the plug-in does.
+    """
 
-    def __init__(self, model: str, speculative_config: dict[str, Any], additional_config: dict[str, Any]) -> None:
+    def __init__(
+        self, model: str, speculative_config: dict[str, Any], additional_config: dict[str, Any]
+    ) -> None:
         assert model
         assert speculative_config["method"] in ("ngram", "ngram_gpu")
         settings = EngineSettings.read(additional_config["rest_store"], "vllm")
@@ -78,15 +85,24 @@ class RecordedClient:
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that pages use without defining them, and a folder with the files that they name."""
+    """The names that pages use without defining them, and a
+    folder with the files that they name.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "src").mkdir()
     for number in range(4):
         (tmp_path / "src" / f"lines{number}.py").write_text(SOURCE + f"LINES = {number}\n")
     with gzip.open("chats.jsonl.gz", "wt", encoding="utf-8") as chats:
         chats.write(json.dumps({"messages": [{"role": "user", "content": "Hello"}]}) + "\n")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|endoftext|>")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_bpe(), eos_token="<|endoftext|>"
+    )
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).eval()
     model.generation_config.max_new_tokens = 16
     tokenizer.chat_template = CHATML
@@ -142,7 +158,9 @@ def test_the_blocks_of_a_page_run(
     with contextlib.ExitStack() as stack:
         for address, arguments in SERVICES.get(name, {}).items():
             assert any(address in text for text in texts)
-            store, *options = [part.replace("chat", f"chat=chat-{len(replaced)}") for part in arguments]
+            store, *options = [
+                part.replace("chat", f"chat=chat-{len(replaced)}") for part in arguments
+            ]
             replaced[address] = stack.enter_context(running(store, options=options)).target
         for text in texts:
             for written, meant in replaced.items():

@@ -1,4 +1,6 @@
-"""The tables of figures in README.md and docs/ are those that `make docs-tables` makes of benchmarks/results/."""
+"""The tables of figures in README.md and docs/ are those that `make
+docs-tables` makes of benchmarks/results/.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def test_a_changed_figure_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "README.md"
-    page.write_text("Speed:\n<!-- table: speed -->\n| 9.99x |\n<!-- end of table -->\nThe end.\n", encoding="utf-8")
+    page.write_text(
+        "Speed:\n<!-- table: speed -->\n| 9.99x |\n<!-- end of table -->\nThe end.\n",
+        encoding="utf-8",
+    )
     monkeypatch.setattr(docs_tables, "ROOT", tmp_path)
     monkeypatch.setattr(docs_tables, "PAGES", ("README.md",))
     assert docs_tables.main(["--check"]) == 1

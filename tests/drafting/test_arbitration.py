@@ -1,4 +1,6 @@
-"""A step verifies the session's tree, a head's chain, or both: what has the most expected tokens per second."""
+"""A step verifies the session's tree, a head's chain, or both: what
+has the most expected tokens per second.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.arbitration import Head, with_chain
-from rest_store.errors import TreeError
+from rest_store.errors import ArgumentError
 from tests.shared.members import scored
 from tests.shared.strategies import refused
 
@@ -25,10 +27,18 @@ def head(seconds: float, most: int = 4) -> Head:
 
 @pytest.mark.parametrize(
     ("tree", "seconds", "nodes", "head_tokens"),
-    [(SURE, 8.0, 4, 0), (NOTHING, 3.0, 0, 4), (UNSURE, 3.0, 3, 4), (UNSURE, 40.0, 3, 0), (NOTHING, 40.0, 0, 0)],
+    [
+        (SURE, 8.0, 4, 0),
+        (NOTHING, 3.0, 0, 4),
+        (UNSURE, 3.0, 3, 4),
+        (UNSURE, 40.0, 3, 0),
+        (NOTHING, 40.0, 0, 0),
+    ],
     ids=["a sure tree", "no tree", "both", "a slow head", "neither"],
 )
-def test_what_pays_is_verified(tree: TokenTree, seconds: float, nodes: int, head_tokens: int) -> None:
+def test_what_pays_is_verified(
+    tree: TokenTree, seconds: float, nodes: int, head_tokens: int
+) -> None:
     plan = head(seconds).plan(tree, COSTS)
     assert (len(plan.tree), plan.head_tokens) == (nodes, head_tokens)
     assert plan.seconds == pytest.approx(COSTS[nodes + head_tokens] + seconds * (head_tokens > 0))
@@ -54,7 +64,9 @@ def test_what_a_head_is_worth_is_learnt_by_text_and_kept_for_others() -> None:
         plan = ours.plan(UNSURE, COSTS)
         ours.learn(plan, 0, 0)
     assert ours.plan(UNSURE, COSTS).head_tokens == 0
-    assert ours.plan(NOTHING, COSTS).head_tokens > 0, "where the session knows nothing, it was not run"
+    assert ours.plan(NOTHING, COSTS).head_tokens > 0, (
+        "where the session knows nothing, it was not run"
+    )
     ours = ours.for_text()
     other = head(3.0)
     worth, hoped = (one.plan(NOTHING, COSTS).tokens for one in (ours, other))
@@ -82,7 +94,11 @@ def test_what_was_not_verified_teaches_nothing() -> None:
 
 
 def test_a_tree_without_scores_is_refused() -> None:
-    refused(TreeError, lambda: head(3.0).plan(TokenTree([1], [-1], [1]), COSTS), "head: scores of the tree is absent")
+    refused(
+        ArgumentError,
+        lambda: head(3.0).plan(TokenTree([1], [-1], [1]), COSTS),
+        "head: scores of the tree is absent",
+    )
 
 
 def test_promises_of_trees_are_believed_as_far_as_they_are_kept() -> None:
@@ -126,7 +142,10 @@ def test_a_tree_and_a_chain_are_one_tree(paths: list[list[int]], chain: list[int
 
 @pytest.mark.parametrize("cost", [0.02, 0.3, 1.0])
 def test_no_text_is_slower_than_with_the_better_of_the_two(cost: float) -> None:
-    """Texts change between passages that the session knows and others; the head accepts 0.7 of its tokens in any."""
+    """Texts change between passages that the session knows and others.
+
+    The head accepts 0.7 of its tokens in any.
+    """
     costs, known = 10 + cost * np.arange(40), [0.9**depth for depth in range(1, 7)]
     trees = {True: scored(range(6), range(-1, 5), known), False: scored([0], [-1], [0.2])}
 

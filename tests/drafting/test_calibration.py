@@ -1,4 +1,7 @@
-"""Calibrations: fits recover the probabilities behind the labels; damaged files and bad numbers are refused."""
+"""Calibrations: fits recover the probabilities behind the labels.
+
+Damaged files and bad numbers are refused.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from rest_store import _kernel  # type: ignore[attr-defined]
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup
-from rest_store.errors import CalibrationError
+from rest_store.errors import DataFileError
 from tests.shared.strategies import refused
 
 FEATURES = int(_kernel.FEATURES)
@@ -20,7 +23,10 @@ Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8], npt.NDArray[np.uint
 
 
 def places(seed: int, count: int) -> Rows:
-    """Places of four candidates; feature 7 of a candidate is its log odds against the others and "none of these"."""
+    """Places of four candidates.
+
+    Feature 7 of a candidate is its log odds against the others and "none of these".
+    """
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(count, 4, FEATURES)).astype(np.float32)
     odds = np.exp(features[:, :, 7])
@@ -30,7 +36,11 @@ def places(seed: int, count: int) -> Rows:
     right = (draws < 0).argmax(axis=1)
     rows = np.flatnonzero((draws < 0).any(axis=1))
     labels[rows, right[rows]] = 1
-    return features.reshape(-1, FEATURES), labels.ravel(), np.arange(4, 4 * count + 1, 4, dtype=np.uint32)
+    return (
+        features.reshape(-1, FEATURES),
+        labels.ravel(),
+        np.arange(4, 4 * count + 1, 4, dtype=np.uint32),
+    )
 
 
 def trees_of(calibration: Calibration) -> npt.NDArray[np.void]:
@@ -38,8 +48,12 @@ def trees_of(calibration: Calibration) -> npt.NDArray[np.void]:
     return np.frombuffer(calibration.native.gbdt[4:], kind)
 
 
-def log_odds(calibration: Calibration, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    total = np.full(len(features), np.frombuffer(calibration.native.gbdt[:4], np.float32)[0], np.float64)
+def log_odds(
+    calibration: Calibration, features: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float64]:
+    total = np.full(
+        len(features), np.frombuffer(calibration.native.gbdt[:4], np.float32)[0], np.float64
+    )
     for tree in trees_of(calibration):
         above = features[:, tree["features"]] > tree["thresholds"]
         total += tree["leaves"][above @ (1 << np.arange(6))]
@@ -63,35 +77,51 @@ def test_fitting_recovers_the_probabilities_behind_the_labels() -> None:
 
 def test_the_same_rows_give_the_same_trees() -> None:
     rows = places(3, 500)
-    assert Calibration.fit(*rows, trees=5).native.gbdt == Calibration.fit(*rows, trees=5).native.gbdt
-    assert Calibration.fit(*rows, trees=5).native.gbdt != Calibration.fit(*places(4, 500), trees=5).native.gbdt
+    assert (
+        Calibration.fit(*rows, trees=5).native.gbdt == Calibration.fit(*rows, trees=5).native.gbdt
+    )
+    assert (
+        Calibration.fit(*rows, trees=5).native.gbdt
+        != Calibration.fit(*places(4, 500), trees=5).native.gbdt
+    )
 
 
 def test_rows_that_do_not_belong_together_are_refused() -> None:
     features, labels, ends = places(6, 10)
-    refused(CalibrationError, lambda: Calibration.fit(features[:, 1:], labels, ends), str(FEATURES))
-    refused(CalibrationError, lambda: Calibration.fit(features[1:], labels, ends))
-    refused(CalibrationError, lambda: Calibration.fit(features, labels, ends[:-1]))
-    refused(CalibrationError, lambda: Calibration.fit(features, labels, ends[::-1]))
-    for wrong, fragment in (([10**9, 40], "ascend"), ([20, 20, 40], "ascend"), ([40, 4, 40], "ascend")):
-        refused(CalibrationError, lambda wrong=wrong: Calibration.fit(features, labels, wrong), fragment)  # type: ignore[misc]
+    refused(DataFileError, lambda: Calibration.fit(features[:, 1:], labels, ends), str(FEATURES))
+    refused(DataFileError, lambda: Calibration.fit(features[1:], labels, ends))
+    refused(DataFileError, lambda: Calibration.fit(features, labels, ends[:-1]))
+    refused(DataFileError, lambda: Calibration.fit(features, labels, ends[::-1]))
+    for wrong, fragment in (
+        ([10**9, 40], "ascend"),
+        ([20, 20, 40], "ascend"),
+        ([40, 4, 40], "ascend"),
+    ):
+        refused(
+            DataFileError, lambda wrong=wrong: Calibration.fit(features, labels, wrong), fragment
+        )  # type: ignore[misc]
     high = labels * 200
-    refused(CalibrationError, lambda: Calibration.fit(features, high, ends), "label")
+    refused(DataFileError, lambda: Calibration.fit(features, high, ends), "label")
     several = np.ones_like(labels)
-    refused(CalibrationError, lambda: Calibration.fit(features, several, ends), "several right")
+    refused(DataFileError, lambda: Calibration.fit(features, several, ends), "several right")
     for value in (np.nan, np.inf):
         holed = features.copy()
         holed[17, 3] = value
-        refused(CalibrationError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")  # type: ignore[misc]
-    refused(CalibrationError, lambda: Calibration.fit(features, labels, [-1, 40]))
+        refused(DataFileError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")  # type: ignore[misc]
+    refused(DataFileError, lambda: Calibration.fit(features, labels, [-1, 40]))
     for options in ({"rate": float("nan")}, {"row_share": 0.0}, {"row_share": 1.5}, {"trees": -1}):
-        refused(CalibrationError, lambda options=options: Calibration.fit(features, labels, ends, **options))  # type: ignore[misc]
-    refused(CalibrationError, lambda: Calibration(b"gbdt"))
-    refused(CalibrationError, lambda: Calibration(bytes(4), [0.0]))
+        refused(
+            DataFileError,
+            lambda options=options: Calibration.fit(features, labels, ends, **options),
+        )  # type: ignore[misc]
+    refused(DataFileError, lambda: Calibration(b"gbdt"))
+    refused(DataFileError, lambda: Calibration(bytes(4), [0.0]))
 
 
 def gbdt(base: float = 0.0, leaf: float = 0.0, threshold: float = 0.0) -> bytes:
-    tree = np.zeros(1, np.dtype([("features", "<u2", 6), ("thresholds", "<f4", 6), ("leaves", "<f4", 64)]))
+    tree = np.zeros(
+        1, np.dtype([("features", "<u2", 6), ("thresholds", "<f4", 6), ("leaves", "<f4", 64)])
+    )
     tree["leaves"], tree["thresholds"] = leaf, threshold
     return np.float32(base).tobytes() + tree.tobytes()
 
@@ -100,17 +130,22 @@ def gbdt(base: float = 0.0, leaf: float = 0.0, threshold: float = 0.0) -> bytes:
 def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
     Calibration(gbdt(1, 1, 1))
     for one in (gbdt(base=bad), gbdt(leaf=bad), gbdt(threshold=bad)):
-        refused(CalibrationError, lambda one=one: Calibration(one), "finite")  # type: ignore[misc]
-        refused(CalibrationError, lambda one=one: Calibration(gbdt(), live_gbdt=one), "finite")  # type: ignore[misc]
-    refused(CalibrationError, lambda: Calibration(gbdt(leaf=3e38)), "finite")  # sums would not be
+        refused(DataFileError, lambda one=one: Calibration(one), "finite")  # type: ignore[misc]
+        refused(DataFileError, lambda one=one: Calibration(gbdt(), live_gbdt=one), "finite")  # type: ignore[misc]
+    refused(DataFileError, lambda: Calibration(gbdt(leaf=3e38)), "finite")  # sums would not be
     for place in range(5):
         weights = [0.0] * 5
         weights[place] = bad
-        refused(CalibrationError, lambda weights=weights: Calibration(gbdt(), weights), "finite")  # type: ignore[misc]
+        refused(DataFileError, lambda weights=weights: Calibration(gbdt(), weights), "finite")  # type: ignore[misc]
 
 
-def evaluated(calibration: Calibration, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Log odds as the kernel has them; by all instructions of this machine, and in both widths, the same bits."""
+def evaluated(
+    calibration: Calibration, features: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """Log odds as the kernel has them.
+
+    By all instructions of this machine, and in both widths, the same bits.
+    """
     ways = {
         calibration.native.log_odds(features, is_wide, instructions)
         for is_wide in (False, True)
@@ -123,7 +158,9 @@ def evaluated(calibration: Calibration, features: npt.NDArray[np.float32]) -> np
 def random_gbdt(seed: int, count: int, scale: float) -> bytes:
     """Trees with thresholds that many share, and leaves of very different sizes."""
     rng = np.random.default_rng(seed)
-    trees = np.zeros(count, np.dtype([("features", "<u2", 6), ("thresholds", "<f4", 6), ("leaves", "<f4", 64)]))
+    trees = np.zeros(
+        count, np.dtype([("features", "<u2", 6), ("thresholds", "<f4", 6), ("leaves", "<f4", 64)])
+    )
     trees["features"] = rng.integers(FEATURES, size=(count, 6))
     trees["thresholds"] = rng.integers(-5, 5, size=(count, 6)) / 4
     trees["leaves"] = rng.normal(size=(count, 64)) * scale / np.arange(1, count + 1)[:, None]
@@ -132,10 +169,16 @@ def random_gbdt(seed: int, count: int, scale: float) -> bytes:
 
 @pytest.mark.parametrize("scale", [0.0, 1e-38, 0.3, 1.0, 1e25])
 @pytest.mark.parametrize(("count", "rows"), [(0, 5), (1, 1), (3, 16), (40, 17), (700, 100)])
-def test_trees_are_evaluated_to_the_same_bits_everywhere(count: int, rows: int, scale: float) -> None:
-    """Leaves are rounded to a 16-bit multiple of a power of two, the least that the greatest of them allows."""
+def test_trees_are_evaluated_to_the_same_bits_everywhere(
+    count: int, rows: int, scale: float
+) -> None:
+    """Leaves are rounded to a 16-bit multiple of a power of two,
+    the least that the greatest of them allows.
+    """
     calibration = Calibration(random_gbdt(count, count, scale))
-    features = np.random.default_rng(rows).integers(-6, 6, size=(rows, FEATURES)).astype(np.float32) / 4
+    features = (
+        np.random.default_rng(rows).integers(-6, 6, size=(rows, FEATURES)).astype(np.float32) / 4
+    )
     expected = log_odds(calibration, features)
     greatest = np.abs(trees_of(calibration)["leaves"]).max(initial=0)
     tolerance = count * greatest / 2**15 + np.abs(expected).max() * 1e-6
@@ -146,12 +189,16 @@ def test_sums_of_very_many_trees_do_not_overflow() -> None:
     """More than could be added up, were leaves rounded to 16 bits alone."""
     one = gbdt(leaf=1.5)
     calibration = Calibration(one[:4] + 70_000 * one[4:])
-    assert evaluated(calibration, np.zeros((1, FEATURES), np.float32)) == pytest.approx(105_000, rel=1e-4)
+    assert evaluated(calibration, np.zeros((1, FEATURES), np.float32)) == pytest.approx(
+        105_000, rel=1e-4
+    )
 
 
 def test_the_default_is_evaluated_as_its_file_has_it() -> None:
     default = Calibration.default()
-    features = np.random.default_rng(1).choice(trees_of(default)["thresholds"].ravel(), size=(500, FEATURES))
+    features = np.random.default_rng(1).choice(
+        trees_of(default)["thresholds"].ravel(), size=(500, FEATURES)
+    )
     errors = evaluated(default, features) - log_odds(default, features)
     assert np.abs(errors).max() < 0.01  # of log odds
 
@@ -165,7 +212,9 @@ def test_copies_of_the_default_learn_on_their_own() -> None:
 
 
 def test_great_log_odds_do_not_overflow() -> None:
-    with DraftSession([PromptLookup()], [1, 2, 3, 1, 2, 4, 1, 2], calibration=Calibration(gbdt(base=300))) as session:
+    with DraftSession(
+        [PromptLookup()], [1, 2, 3, 1, 2, 4, 1, 2], calibration=Calibration(gbdt(base=300))
+    ) as session:
         tree = session.draft(16)
         assert tree.scores is not None
         assert len(tree) > 2
@@ -176,7 +225,9 @@ def test_great_log_odds_do_not_overflow() -> None:
 
 def test_a_saved_calibration_is_read_back_whole(tmp_path: Path) -> None:
     plain = Calibration.fit(*places(7, 500), trees=4, provenance={"recordings": "made up"})
-    fitted = Calibration(plain.native.gbdt, [0.5, -0.25, 0.0, 1.0, -1.0], plain.provenance, gbdt(leaf=1))
+    fitted = Calibration(
+        plain.native.gbdt, [0.5, -0.25, 0.0, 1.0, -1.0], plain.provenance, gbdt(leaf=1)
+    )
     fitted.save(tmp_path / "one")
     read = Calibration.load(tmp_path / "one")
     assert (read.native.gbdt, read.native.live_gbdt) == (plain.native.gbdt, gbdt(leaf=1))
@@ -203,8 +254,12 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
         "trees is damaged": content[:-8] + b"x" + content[-7:],
         "weights is": content.replace(b'"weights": [0.0', b'"weights": [NaN', 1),
         "weights is a str": content.replace(b"[0.0, 0.0, 0.0, 0.0, 0.0]", b'"0"', 1),
-        "bytes of trees for live datastores is 99999": content.replace(b'"live_size": 0', b'"live_size": 99999', 1),
-        "bytes of trees for live datastores is a": content.replace(b'"live_size": 0', b'"live_size": "a"', 1),
+        "bytes of trees for live datastores is 99999": content.replace(
+            b'"live_size": 0', b'"live_size": 99999', 1
+        ),
+        "bytes of trees for live datastores is a": content.replace(
+            b'"live_size": 0', b'"live_size": "a"', 1
+        ),
         "gbdt is of a wrong size": content.replace(b'"live_size": 0', b'"live_size": 7', 1),
         "provenance is": content.replace(b'"provenance": {}', b'"provenance": 7', 1),
     }
@@ -212,8 +267,10 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
         path = tmp_path / "bad"
         if bad is not None:
             path.write_bytes(bad)
-        refused(CalibrationError, lambda path=path: Calibration.load(path), fragment)  # type: ignore[misc]
+        refused(DataFileError, lambda path=path: Calibration.load(path), fragment)  # type: ignore[misc]
     for place in (tmp_path, tmp_path / ("x" * 300)):
-        refused(CalibrationError, lambda place=place: Calibration.load(place), "calibration is unreadable")  # type: ignore[misc]
+        refused(
+            DataFileError, lambda place=place: Calibration.load(place), "calibration is unreadable"
+        )  # type: ignore[misc]
     for place in (tmp_path / "no" / "where", tmp_path / ("x" * 300), "", "."):
-        refused(CalibrationError, lambda place=place: Calibration.default().save(place), "writable")  # type: ignore[misc]
+        refused(DataFileError, lambda place=place: Calibration.default().save(place), "writable")  # type: ignore[misc]

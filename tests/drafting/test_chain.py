@@ -1,4 +1,6 @@
-"""Chains: one path, along the likeliest token of each place, of the length that its cost is worth."""
+"""Chains: one path, along the likeliest token of each
+place, of the length that its cost is worth.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,14 @@ def test_a_chain_is_a_path_of_the_tree_with_the_same_scores(data: st.DataObject)
     require_chain(chain, nodes)
     assert tree.scores is not None
     assert chain.scores is not None
-    shared = min(len(tree.longest_path(tree.tokens)), len(chain))  # the most probable path of a tree comes first
+    shared = min(
+        len(tree.longest_path(tree.tokens)), len(chain)
+    )  # the most probable path of a tree comes first
     assert chain.tokens[:shared].tolist() == tree.tokens[:shared].tolist()
     assert chain.scores[:shared].tolist() == tree.scores[:shared].tolist()
-    is_leaf = shared == len(chain) and len(chain) - 1 not in tree.parents.tolist()  # nothing is known to follow
+    is_leaf = (
+        shared == len(chain) and len(chain) - 1 not in tree.parents.tolist()
+    )  # nothing is known to follow
     assert len(chain) == nodes or is_leaf or chain.scores[-1] < 0.01
 
 

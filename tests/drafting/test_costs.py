@@ -1,4 +1,7 @@
-"""Drafts follow what steps cost, learned from the steps, and what they bring; asking that loses time pauses."""
+"""Drafts follow what steps cost, learned from the steps, and what they bring.
+
+Asking that loses time pauses.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,13 @@ def flat(drafted: int) -> float:
 
 
 def jumping(drafted: int) -> float:
-    """A model whose verification takes longer than a plain step, however few draft tokens there are."""
+    """A model whose verification takes longer than a plain step,
+    however few draft tokens there are.
+    """
     return 10.0 + 0.02 * drafted + 2.0 * (drafted > 0)
 
 
-# --- Costs of a step --------------------------------------------------------------------------------------------------
+# --- Costs of a step ------------------------------------------------------------------------------
 
 
 def test_an_unknown_machine_is_taken_to_be_an_ordinary_one() -> None:
@@ -72,7 +77,7 @@ def test_costs_follow_the_load() -> None:
     assert costs.table(30) == pytest.approx([saturated(drafted) for drafted in range(31)], rel=0.1)
 
 
-# --- Reliability of scores --------------------------------------------------------------------------------------------
+# --- Reliability of scores ------------------------------------------------------------------------
 
 
 def test_failed_promises_count_and_are_forgotten_in_time() -> None:
@@ -89,7 +94,7 @@ def test_failed_promises_count_and_are_forgotten_in_time() -> None:
     assert policy.reliability == 1.0
 
 
-# --- Costs of draft tokens --------------------------------------------------------------------------------------------
+# --- Costs of draft tokens ------------------------------------------------------------------------
 
 
 def learned(cost: Cost) -> DraftPolicy:
@@ -116,7 +121,7 @@ def test_costs_for_a_session_are_those_of_steps_until_promises_fail() -> None:
     assert after[16] - after[0] == pytest.approx(3.2 * (before[16] - before[0]), rel=0.1)
 
 
-# --- Generations by a clock of known costs ----------------------------------------------------------------------------
+# --- Generations by a clock of known costs --------------------------------------------------------
 
 
 class Run(NamedTuple):
@@ -138,7 +143,8 @@ def run(
     *,
     kept: float = 1.0,
 ) -> Run:
-    """Decode with chains whose tokens have scores as if each was accepted with probability `likely`.
+    """Decode with chains whose tokens have scores as if each was
+    accepted with probability `likely`.
 
     Args:
         policy: decides; None: no drafts.
@@ -185,7 +191,9 @@ def test_drafts_that_pay_are_made(cost: Cost, gain: float) -> None:
 
 @pytest.mark.parametrize("cost", LOADS)
 @pytest.mark.parametrize("likely", [0.1, 0.4, 0.8])
-@pytest.mark.parametrize(("before", "steps", "part"), [(0, 128, 0.94), (0, 600, 0.97), (200, 600, 0.98)])
+@pytest.mark.parametrize(
+    ("before", "steps", "part"), [(0, 128, 0.94), (0, 600, 0.97), (200, 600, 0.98)]
+)
 def test_promises_that_are_not_kept_cost_little(
     cost: Cost, likely: float, before: int, steps: int, part: float
 ) -> None:
@@ -197,7 +205,9 @@ def test_promises_that_are_not_kept_cost_little(
 
 @pytest.mark.parametrize("drafting", [0.0, 0.05])
 @pytest.mark.parametrize("steps", [16, 64, 512])
-def test_a_generation_whose_scores_are_wrong_loses_two_steps_and_a_fiftieth(drafting: float, steps: int) -> None:
+def test_a_generation_whose_scores_are_wrong_loses_two_steps_and_a_fiftieth(
+    drafting: float, steps: int
+) -> None:
     """What steps cost is known: 1, and 0.1 for each of the 8 draft tokens that are to bring one."""
     policy = DraftPolicy()
     for drafted in (0, 8, 16) * 9:
@@ -240,13 +250,17 @@ def test_slow_drafting_pauses() -> None:
 @pytest.mark.parametrize("extra", [2.5, 10.0, 1000.0])
 def test_one_slow_draft_costs_little_more_than_itself(number: int, extra: float) -> None:
     undisturbed = run(DraftPolicy(), cpu, 0.7, 0.1, 96)
-    disturbed = run(DraftPolicy(), cpu, 0.7, lambda asked: 0.1 + extra * 21.45 * (asked == number), 96)
+    disturbed = run(
+        DraftPolicy(), cpu, 0.7, lambda asked: 0.1 + extra * 21.45 * (asked == number), 96
+    )
     assert undisturbed.tokens - disturbed.tokens <= 10
 
 
 @pytest.mark.parametrize("period", [1, 2, 5])
 @pytest.mark.parametrize(("length", "asked"), [(64, 2.5), (256, 3.5), (2048, 14)])
-def test_a_source_that_is_often_slow_is_asked_less_and_less(period: int, length: int, asked: float) -> None:
+def test_a_source_that_is_often_slow_is_asked_less_and_less(
+    period: int, length: int, asked: float
+) -> None:
     """It brings one token a step, and costs 2.5 plain steps each time on average."""
     policy, seconds, written, drafts = DraftPolicy(), 0.0, 0, 0
     while written < length:
@@ -296,17 +310,19 @@ def some_slow(chance: Random) -> Callable[[], float]:
 
 @pytest.mark.parametrize("likely", [0.4, 0.6, 0.8])
 def test_other_work_on_the_machine_hardly_changes_what_is_drafted(likely: float) -> None:
-    """Of new policies, in a first generation of 128 steps: M moves by a few percent, seldom by more."""
+    """Of new policies, in a first generation of 128 steps: M moves
+    by a few percent, seldom by more.
+    """
     quiet, ratios = run(DraftPolicy(), cpu, likely, 0.1, 128).tokens, []
     for seed in range(24):
         factor = some_slow(Random(seed))
-        loaded = run(DraftPolicy(), lambda drafted: cpu(drafted) * factor(), likely, 0.1, 128)  # noqa: B023
+        loaded = run(DraftPolicy(), lambda drafted: cpu(drafted) * factor(), likely, 0.1, 128)
         ratios.append(loaded.tokens / quiet)
     assert 0.93 < np.mean(ratios) < 1.07
     assert min(ratios) > 0.65
 
 
-# --- Drafts that are read again if they are partly wrong --------------------------------------------------------------
+# --- Drafts that are read again if they are partly wrong ------------------------------------------
 
 
 def measured_policy() -> DraftPolicy:

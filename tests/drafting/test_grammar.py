@@ -13,7 +13,7 @@ from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.grammar_matchers import GrammarDefinition, GrammarMatcher
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.errors import LimitError, SourceError
+from rest_store.errors import ArgumentError, SourceError
 from tests.shared.grammars import END, ID, TOKENS, TextsMatcher, grammar_of, spelled
 from tests.shared.members import ScriptedSource, scored
 from tests.shared.strategies import refused
@@ -103,7 +103,10 @@ def test_values_that_earlier_texts_chose_are_likelier() -> None:
 def test_texts_at_random() -> None:
     chance = random.Random(3)
     for _ in range(60):
-        texts = {"".join(chance.choices("ab", k=chance.randint(1, 9))) for _ in range(chance.randint(1, 5))}
+        texts = {
+            "".join(chance.choices("ab", k=chance.randint(1, 9)))
+            for _ in range(chance.randint(1, 5))
+        }
         grammar = grammar_of(*texts)
         recycled = RecycledLogits()
         prompt = [ID[bytes([letter])] for letter in "".join(chance.choices("abc", k=30)).encode()]
@@ -174,14 +177,18 @@ def test_a_grammar_that_cannot_begin_is_left_out() -> None:
     def begin() -> GrammarMatcher:
         raise ValueError("nothing satisfies it")
 
-    session = DraftSession([PromptLookup(), Grammar(GrammarDefinition(begin, TOKENS))], prompt=[1, 2, 3, 1, 2])
+    session = DraftSession(
+        [PromptLookup(), Grammar(GrammarDefinition(begin, TOKENS))], prompt=[1, 2, 3, 1, 2]
+    )
     assert session.draft(4).tokens[0] == 3
     assert session.statistics.dropped == {("grammar", "error"): 1}
 
 
 def test_the_tree_of_a_member_is_filtered_and_what_is_forced_is_not_averaged() -> None:
     blue = spelled('{"name": "blue')
-    source = ScriptedSource(scored(blue, list(range(-1, len(blue) - 1)), [0.5] * len(blue), origin=2))
+    source = ScriptedSource(
+        scored(blue, list(range(-1, len(blue) - 1)), [0.5] * len(blue), origin=2)
+    )
     grammar = grammar_of(FORCED)
     session = DraftSession([grammar, source], prompt=[1])
     tree = session.draft(32)
@@ -227,8 +234,10 @@ def test_batches_draft_as_sessions_alone() -> None:
 
 
 def test_there_is_one_grammar_at_most() -> None:
-    refused(SourceError, lambda: DraftSession([grammar_of("a"), grammar_of("b")]), "a second Grammar")
+    refused(
+        SourceError, lambda: DraftSession([grammar_of("a"), grammar_of("b")]), "a second Grammar"
+    )
 
 
 def test_something_else_is_no_grammar() -> None:
-    refused(LimitError, lambda: Grammar({"type": "object"}), "grammar: compiled is a dict")
+    refused(ArgumentError, lambda: Grammar({"type": "object"}), "grammar: compiled is a dict")

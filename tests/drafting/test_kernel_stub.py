@@ -14,7 +14,10 @@ stubgen = pytest.importorskip("nanobind.stubgen")
 
 
 def interface(source: str) -> dict[str, list[str]]:
-    """The public names of a stub, and `Class.name` of members; of each function the names of its parameters."""
+    """The public names of a stub, and `Class.name` of members.
+
+    Of each function the names of its parameters.
+    """
     names: dict[str, list[str]] = {}
 
     def add(prefix: str, body: list[ast.stmt]) -> None:
@@ -24,7 +27,9 @@ def interface(source: str) -> dict[str, list[str]]:
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 names[prefix + node.target.id] = []
             elif isinstance(node, ast.FunctionDef):
-                of_function = [argument.arg for argument in node.args.args if argument.arg != "self"]
+                of_function = [
+                    argument.arg for argument in node.args.args if argument.arg != "self"
+                ]
                 names.setdefault(prefix + node.name, []).extend(of_function)
 
     add("", ast.parse(source).body)

@@ -1,4 +1,6 @@
-"""Sessions with members elsewhere: what is sent, what is merged, and what a member that fails costs."""
+"""Sessions with members elsewhere: what is sent, what is merged,
+and what a member that fails costs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from rest_store import accept_all, draft_all
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.merge import merge_trees
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -24,7 +26,15 @@ from rest_store.errors import (
     TokenizerMismatchError,
 )
 from tests.shared.members import Elsewhere, LocalMember, ScriptedSource, scored
-from tests.shared.strategies import ONE_TO_NINE, Corpus, contexts, corpora, identity, open_datastore, refused
+from tests.shared.strategies import (
+    ONE_TO_NINE,
+    Corpus,
+    contexts,
+    corpora,
+    identity,
+    open_datastore,
+    refused,
+)
 
 TEXT = [3, 7, 5, 3, 7]
 TREE = scored([5, 6, 4], [-1, 0, -1], [0.5, 0.25, 0.125])
@@ -37,11 +47,16 @@ def store(tmp_path: Path) -> Datastore:
 
 @settings(max_examples=20)
 @given(data=st.data())
-def test_the_only_source_with_counts_drafts_elsewhere_what_it_would_draft_here(data: st.DataObject) -> None:
+def test_the_only_source_with_counts_drafts_elsewhere_what_it_would_draft_here(
+    data: st.DataObject,
+) -> None:
     corpus = data.draw(corpora())
     text = [token for _ in range(2) for token in data.draw(contexts(corpus))][-60:]
     start = data.draw(st.integers(1, len(text)))
-    shape, costs = data.draw(st.sampled_from(["tree", "chain"])), data.draw(st.sampled_from([None, [1, 1.1, 1.2, 1.5]]))
+    shape, costs = (
+        data.draw(st.sampled_from(["tree", "chain"])),
+        data.draw(st.sampled_from([None, [1, 1.1, 1.2, 1.5]])),
+    )
     with tempfile.TemporaryDirectory() as directory:
         store = open_datastore(Path(directory), corpus)
         here = DraftSession([store, PromptLookup(), RecycledLogits()], text[:start])
@@ -68,8 +83,10 @@ def test_trees_of_several_members_and_of_here_are_merged(data: st.DataObject) ->
         first, second = open_datastore(Path(one), corpus), open_datastore(Path(two), other)
         with DraftSession([PromptLookup(), Elsewhere([second]), first], text) as session:
             tree = session.draft(8)
-            alone = [DraftSession([PromptLookup(), store], text).draft(8) for store in (second, first)]
-            expected = merge_trees(alone, DraftLimits(8))[0]
+            alone = [
+                DraftSession([PromptLookup(), store], text).draft(8) for store in (second, first)
+            ]
+            expected = merge_trees(alone, DraftOptions(8))[0]
             assert tree.tokens.tolist() == expected.tokens.tolist()
             assert tree.scores is not None
             assert expected.scores is not None
@@ -77,7 +94,9 @@ def test_trees_of_several_members_and_of_here_are_merged(data: st.DataObject) ->
 
 
 MALFORMED: dict[str, Any] = {
-    "number of nodes is 4, expected at most 3": scored([5, 6, 4, 3], [-1, 0, -1, 2], [0.5, 0.25, 0.1, 0.1]),
+    "number of nodes is 4, expected at most 3": scored(
+        [5, 6, 4, 3], [-1, 0, -1, 2], [0.5, 0.25, 0.1, 0.1]
+    ),
     "tree is without scores or origins": TokenTree([5], [-1], [0]),
     "a token is -5": scored([-5], [-1], [0.5]),
     "the score of node 1 is 0.75, expected 0 to its parent's": scored([5, 6], [-1, 0], [0.5, 0.75]),
@@ -132,7 +151,13 @@ def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
     assert (settings.learn, settings.tokenizer) == (False, identity(300))
     assert (settings.prompt_lookup, settings.recycled_logits) == (False, recycled.key)
     assert len(session.draft(3)) == 3
-    refused(ContextTypeError, lambda: session.accept([5], node_top_k=[[1]] * 3), "node_top_k", "[3, 1]", "[4, k]")
+    refused(
+        ContextTypeError,
+        lambda: session.accept([5], node_top_k=[[1]] * 3),
+        "node_top_k",
+        "[3, 1]",
+        "[4, k]",
+    )
     session.accept([5, 6, 9], [[1], [2], [-1]], node_top_k=[[1], [2], [3], [4]])
     session.accept([8], node_top_k=[[7]])
     assert away.text().tolist() == [*TEXT, 5, 6, 9, 8]
@@ -140,7 +165,7 @@ def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
         ([5, 6, 9], [[1], [2], [-1]], [[1], [2], [3], [4]]),
         ([8], None, [[7]]),
     ]
-    assert away.calls("send") == [(DraftLimits(3),)]
+    assert away.calls("send") == [(DraftOptions(3),)]
     assert away.calls("receive") == [(None,)]
     session.close()
     session.close()
@@ -177,7 +202,9 @@ FAILURES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_member_that_fails_is_left_out_of_the_step_and_counted(store: Datastore, name: str) -> None:
+def test_a_member_that_fails_is_left_out_of_the_step_and_counted(
+    store: Datastore, name: str
+) -> None:
     failure, why = FAILURES[name]
     away = ScriptedSource(failure, TREE)
     with DraftSession([store, away], [1, 2], source_timeout=30) as session:
@@ -236,7 +263,9 @@ def test_a_source_that_cannot_open_a_session_is_left_out_for_good(store: Datasto
         assert session.statistics.dropped == {("closed", "error"): 2}
 
 
-def test_a_member_that_loses_the_text_or_does_not_close_costs_the_others_nothing(store: Datastore) -> None:
+def test_a_member_that_loses_the_text_or_does_not_close_costs_the_others_nothing(
+    store: Datastore,
+) -> None:
     class Faulty(ScriptedSource):
         def accept(self, *_: Any) -> None:
             if len(self.calls("send")) == 2:
@@ -246,7 +275,12 @@ def test_a_member_that_loses_the_text_or_does_not_close_costs_the_others_nothing
             super().close()
             raise ConnectionError("the service went away")
 
-    sources = [Faulty(TREE), ScriptedSource(TREE), Faulty(DeadlineError("late")), ScriptedSource(TREE)]
+    sources = [
+        Faulty(TREE),
+        ScriptedSource(TREE),
+        Faulty(DeadlineError("late")),
+        ScriptedSource(TREE),
+    ]
     with DraftSession([*sources, store], [1, 2]) as session:
         session.draft()
         session.accept([3])
@@ -259,7 +293,9 @@ def test_a_member_that_loses_the_text_or_does_not_close_costs_the_others_nothing
 
 
 def test_no_step_waits_for_a_member_that_is_left_out(store: Datastore) -> None:
-    with DraftSession([ScriptedSource(TokenizerMismatchError("another")), store], [1, 2]) as session:
+    with DraftSession(
+        [ScriptedSource(TokenizerMismatchError("another")), store], [1, 2]
+    ) as session:
         session.draft()
         assert session.sources.waited > 0
         session.draft()
@@ -267,7 +303,9 @@ def test_no_step_waits_for_a_member_that_is_left_out(store: Datastore) -> None:
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(), KeyboardInterrupt])
-def test_an_interrupt_passes_through_and_the_session_is_as_before(store: Datastore, interrupt: Any) -> None:
+def test_an_interrupt_passes_through_and_the_session_is_as_before(
+    store: Datastore, interrupt: Any
+) -> None:
     before, away = ScriptedSource(TREE), ScriptedSource(TREE, interrupt, TREE)
     with DraftSession([before, away, store], [1, 2]) as session:
         session.draft(8)
@@ -287,7 +325,7 @@ def test_batches_ask_all_members_before_they_wait_for_any(store: Datastore) -> N
             super().__init__(*answers)
             self.number = number
 
-        def send(self, limits: DraftLimits) -> None:
+        def send(self, limits: DraftOptions) -> None:
             log.append(("send", self.number))
             super().send(limits)
 
@@ -300,11 +338,23 @@ def test_batches_ask_all_members_before_they_wait_for_any(store: Datastore) -> N
     sessions = [DraftSession([source, PromptLookup()], TEXT) for source in sources]
     sessions.insert(1, DraftSession([store], [1, 2]))
     trees = draft_all(sessions, [8, 4, 8, 8])
-    assert log == [("send", 0), ("send", 1), ("send", 2), ("receive", 0), ("receive", 1), ("receive", 2)]
+    assert log == [
+        ("send", 0),
+        ("send", 1),
+        ("send", 2),
+        ("receive", 0),
+        ("receive", 1),
+        ("receive", 2),
+    ]
     assert trees[0] == trees[3] != trees[2]
     assert trees[1] == DraftSession([store], [1, 2]).draft(4)
     assert trees[2].tokens.tolist() == DraftSession([PromptLookup()], TEXT).draft(8).tokens.tolist()
-    assert [session.statistics.dropped for session in sessions] == [{}, {}, {("scripted", "error"): 1}, {}]
+    assert [session.statistics.dropped for session in sessions] == [
+        {},
+        {},
+        {("scripted", "error"): 1},
+        {},
+    ]
     accept_all(sessions, [[5]] * 4, node_top_k=[[[1]] * (1 + len(tree)) for tree in trees])
     assert [source.calls("accept")[0][2] for source in sources] == [[[1]] * 4, None, [[1]] * 4]
 

@@ -1,4 +1,6 @@
-"""Merged trees: the mean of the scores by path, against a plain rule in Python, and what holds for any trees."""
+"""Merged trees: the mean of the scores by path, against a plain
+rule in Python, and what holds for any trees.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.merge import merge_trees
-from rest_store.errors import TreeError
+from rest_store.errors import ArgumentError
 from tests.shared.members import scored
 
 Path = tuple[int, ...]
@@ -71,7 +73,7 @@ def merged_plainly(trees: Sequence[Paths]) -> Paths:
     return dict(sorted(out.items(), key=lambda item: -np.float32(item[1][0])))
 
 
-def cut_plainly(merged: Paths, limits: DraftLimits) -> list[Path]:
+def cut_plainly(merged: Paths, limits: DraftOptions) -> list[Path]:
     """The paths that are kept, in the order in which they were taken."""
     taken: list[Path] = []
     for path in merged:
@@ -86,7 +88,7 @@ def cut_plainly(merged: Paths, limits: DraftLimits) -> list[Path]:
 
 @given(trees=st.lists(paths(), min_size=1, max_size=4), data=st.data())
 def test_trees_are_merged_by_the_plain_rule(trees: list[Paths], data: st.DataObject) -> None:
-    limits = DraftLimits(
+    limits = DraftOptions(
         data.draw(st.sampled_from([0, 1, 3, 8, 64])),
         np.array(data.draw(st.sampled_from([[], 1 + 0.1 * np.arange(65), 1 + 0.4 * np.arange(5)]))),
         data.draw(st.booleans()),
@@ -98,9 +100,13 @@ def test_trees_are_merged_by_the_plain_rule(trees: list[Paths], data: st.DataObj
     assert sorted(found) == sorted(expected)
     assert scores_of(tree) == [np.float32(whole[path][0]) for path in found]
     assert origins_of(tree) == [whole[path][1] for path in found]
-    assert tree == TokenTree(tree.tokens, tree.parents, tree.counts, scores=tree.scores, origins=tree.origins)
+    assert tree == TokenTree(
+        tree.tokens, tree.parents, tree.counts, scores=tree.scores, origins=tree.origins
+    )
     places = {path: place for place, path in enumerate(found)}
-    assert [of_tree.tolist() for of_tree in nodes] == [[places.get(path, -1) for path in one] for one in trees]
+    assert [of_tree.tolist() for of_tree in nodes] == [
+        [places.get(path, -1) for path in one] for one in trees
+    ]
     # The most probable path comes first, the others by score.
     length = 0
     while (children := tree.children(length - 1)).size:
@@ -119,10 +125,13 @@ def test_trees_are_merged_by_the_plain_rule(trees: list[Paths], data: st.DataObj
         scored([1], [-1], [1.1]),
         scored([1], [-1], [float("nan")]),
         TokenTree.from_packed(
-            bytes(8) + np.array([1, 5, 1], np.int32).tobytes(), (0, 0), np.float32(0.5).tobytes(), bytes([1])
+            bytes(8) + np.array([1, 5, 1], np.int32).tobytes(),
+            (0, 0),
+            np.float32(0.5).tobytes(),
+            bytes([1]),
         ),
     ],
 )
 def test_what_is_no_scored_tree_is_refused(tree: TokenTree) -> None:
-    with pytest.raises(TreeError, match=r"^merge_trees: a (tree|score|parent)"):
-        merge_trees([scored([1], [-1], [0.5]), tree], DraftLimits(8))
+    with pytest.raises(ArgumentError, match=r"^merge_trees: a (tree|score|parent)"):
+        merge_trees([scored([1], [-1], [0.5]), tree], DraftOptions(8))

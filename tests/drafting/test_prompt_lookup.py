@@ -14,11 +14,13 @@ from rest_store.drafting.sources import PromptLookup
 Tokens = npt.NDArray[np.int32]
 
 LENGTH = 2_000  # tokens of a text, for which tables have 4,096 entries
-MOST_READ = 256  # entries of a table, for one n-gram
+MAX_READ = 256  # entries of a table, for one n-gram
 
 
 def colliding_tokens() -> Tokens:
-    """Tokens whose place in a table is the first one (`tag_of` in native/session/prompt_lookup.hpp)."""
+    """Tokens whose place in a table is the first one (`tag_of` in
+    native/session/prompt_lookup.hpp).
+    """
     tokens = np.arange(1 << 24, dtype=np.uint32)
     product = tokens * np.uint32(0x9E3779B1)
     return tokens[(product ^ (product >> np.uint32(15))) % 4_096 == 0][:LENGTH].astype(np.int32)
@@ -26,7 +28,9 @@ def colliding_tokens() -> Tokens:
 
 def colliding_pairs() -> Tokens:
     """Pairs of tokens of a small vocabulary whose place is the first one, one after the other."""
-    first, second = np.meshgrid(np.arange(1 << 11, dtype=np.uint64), np.arange(1 << 11, dtype=np.uint64), indexing="ij")
+    first, second = np.meshgrid(
+        np.arange(1 << 11, dtype=np.uint64), np.arange(1 << 11, dtype=np.uint64), indexing="ij"
+    )
     tags = np.full(first.shape, 0x243F6A8885A308D3, np.uint64)
     for tokens in (first, second):
         tags = (tags ^ tokens) * np.uint64(0x9E3779B97F4A7C15)
@@ -46,10 +50,10 @@ def test_a_text_whose_tokens_meet_in_one_place_costs_no_more_than_others(
     with DraftSession([PromptLookup()], text if at_once else text[:1]) as session:
         for token in text[1:] if not at_once else ():
             session.accept([int(token)])
-        assert MOST_READ / 2 < session.sources.native.longest_probe() <= MOST_READ
+        assert MAX_READ / 2 < session.sources.native.longest_probe() <= MAX_READ
         session.accept(np.concatenate([tail, tail[:4]]))
         assert session.draft(max_nodes=4).tokens[0] == tail[4]
-        assert session.sources.native.longest_probe() <= MOST_READ
+        assert session.sources.native.longest_probe() <= MAX_READ
 
 
 def test_a_usual_text_is_spread_over_its_tables() -> None:

@@ -1,4 +1,6 @@
-"""What is remembered says what was added and what was there already, and is written before its datastore is closed."""
+"""What is remembered says what was added and what was there
+already, and is written before its datastore is closed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.shared.strategies import identity
 
 
 def test_outputs_that_are_there_already_are_duplicates(tmp_path: Path) -> None:
-    documents = [OutputDocument("abc"[place], np.array([1, 2, 3, place], np.int32)) for place in range(3)]
+    documents = [
+        OutputDocument("abc"[place], np.array([1, 2, 3, place], np.int32)) for place in range(3)
+    ]
     first, second = RememberCounts(), RememberCounts()
     with LiveDatastore.open(tmp_path / "live", tokenizer=identity(300)) as live:
         remember(live, documents[:2], first)
@@ -35,7 +39,9 @@ def test_what_waits_for_a_namespace_is_written_before_its_datastore_is_closed(
     with LiveDatastore.open(tmp_path / "live", tokenizer=identity(300)) as live:
         counts = [RememberCounts() for _ in range(20)]
         for number, one in enumerate(counts):
-            remember(live.namespace("tenant"), [OutputDocument(f"{number}", np.arange(5 + number))], one)
+            remember(
+                live.namespace("tenant"), [OutputDocument(f"{number}", np.arange(5 + number))], one
+            )
     assert [one.added for one in counts] == [1] * 20
 
 
@@ -67,7 +73,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_what_waits_in_a_worker_process_is_written_before_it_ends(method: str, tmp_path: Path) -> None:
+def test_what_waits_in_a_worker_process_is_written_before_it_ends(
+    method: str, tmp_path: Path
+) -> None:
     (tmp_path / "workers.py").write_text(WORKERS)
     written = tmp_path / "written"
     command = [sys.executable, "-W", "ignore", str(tmp_path / "workers.py"), method, str(written)]

@@ -1,4 +1,7 @@
-"""Draft sessions: trees are valid, deterministic and within budget; sources may fail; what is learnt stays bounded."""
+"""Draft sessions: trees are valid, deterministic and within budget; sources may fail.
+
+What is learnt stays bounded.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,12 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import (
-    CalibrationError,
+    ArgumentError,
     ContextTypeError,
-    EmptyContextError,
-    LimitError,
+    DataFileError,
+    QueryError,
     SessionClosedError,
     SourceError,
-    TokenRangeError,
 )
 from tests.shared.strategies import (
     ONE_TO_NINE,
@@ -46,11 +48,18 @@ def store(tmp_path: Path) -> Datastore:
 
 
 def require_valid(tree: TokenTree, max_nodes: int, sources: int) -> None:
-    parents, tokens, scores, origins = tree.parents.tolist(), tree.tokens.tolist(), tree.scores, tree.origins
+    parents, tokens, scores, origins = (
+        tree.parents.tolist(),
+        tree.tokens.tolist(),
+        tree.scores,
+        tree.origins,
+    )
     assert scores is not None
     assert origins is not None
     assert len(tree) <= max_nodes
-    assert tree == TokenTree(tree.tokens, tree.parents, tree.counts, scores=scores, origins=origins)  # parents first
+    assert tree == TokenTree(
+        tree.tokens, tree.parents, tree.counts, scores=scores, origins=origins
+    )  # parents first
     assert len(set(zip(parents, tokens, strict=True))) == len(tree)
     assert ((origins > 0) & (origins < 2**sources)).all()
     for node, parent in enumerate(parents):
@@ -104,7 +113,9 @@ def test_trees_are_valid_and_deterministic(data: st.DataObject) -> None:
 
 @settings(max_examples=25)
 @given(data=st.data())
-def test_a_datastore_proposes_what_followed_and_all_that_followed_the_longest_match(data: st.DataObject) -> None:
+def test_a_datastore_proposes_what_followed_and_all_that_followed_the_longest_match(
+    data: st.DataObject,
+) -> None:
     corpus = data.draw(corpora())
     context = data.draw(contexts(corpus))
     with tempfile.TemporaryDirectory() as directory:
@@ -123,7 +134,9 @@ def test_a_datastore_proposes_what_followed_and_all_that_followed_the_longest_ma
     references=st.lists(st.lists(st.integers(0, 3), max_size=8), max_size=4),
     text=st.lists(st.integers(0, 3), min_size=1, max_size=8),
 )
-def test_drafts_follow_references_and_text_but_cross_no_end(references: list[list[int]], text: list[int]) -> None:
+def test_drafts_follow_references_and_text_but_cross_no_end(
+    references: list[list[int]], text: list[int]
+) -> None:
     pairs = {pair for known in (*references, text) for pair in pairwise(known)}
     with DraftSession([PromptLookup()], text, references=references) as session:
         tree = session.draft(1024)
@@ -132,10 +145,13 @@ def test_drafts_follow_references_and_text_but_cross_no_end(references: list[lis
             assert tree == DraftSession([PromptLookup()], text).draft(1024)
     require_valid(tree, 1024, 1)
     tokens = [*tree.tokens.tolist(), text[-1]]
-    assert all((tokens[parent], token) in pairs for token, parent in zip(tokens, tree.parents.tolist(), strict=False))
-    assert {token for token, parent in zip(tokens, tree.parents.tolist(), strict=False) if parent < 0} == {
-        after for before, after in pairs if before == text[-1]
-    }
+    assert all(
+        (tokens[parent], token) in pairs
+        for token, parent in zip(tokens, tree.parents.tolist(), strict=False)
+    )
+    assert {
+        token for token, parent in zip(tokens, tree.parents.tolist(), strict=False) if parent < 0
+    } == {after for before, after in pairs if before == text[-1]}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +162,7 @@ def test_drafts_follow_references_and_text_but_cross_no_end(references: list[lis
         ([1, 2, 3], ContextTypeError, "references[0] is 0-D"),
         ([[1], [[2]]], ContextTypeError, "references[1] is 2-D"),
         ([["def"]], ContextTypeError, "references[0] is 1-D"),
-        ([[1, -1]], TokenRangeError, "references[0] is -1"),
+        ([[1, -1]], QueryError, "references[0] is -1"),
         ([[1, 2]], SourceError, "without a PromptLookup"),
     ],
 )
@@ -157,9 +173,13 @@ def test_bad_references_are_refused_by_name(
     refused(error, lambda: DraftSession(sources, [1, 2], references=references), words)
 
 
-def test_paths_cross_from_the_prompt_to_the_datastore(store: Datastore, calibration: Calibration) -> None:
+def test_paths_cross_from_the_prompt_to_the_datastore(
+    store: Datastore, calibration: Calibration
+) -> None:
     """Only the prompt knows that 50 is followed by 1, only the datastore what follows 1."""
-    with DraftSession([PromptLookup(), store], [50, 1, 60, 70, 50], calibration=calibration) as session:
+    with DraftSession(
+        [PromptLookup(), store], [50, 1, 60, 70, 50], calibration=calibration
+    ) as session:
         tree = session.draft(64)
     path = tree.longest_path([1, 2, 3])
     assert len(path) == 3
@@ -169,7 +189,10 @@ def test_paths_cross_from_the_prompt_to_the_datastore(store: Datastore, calibrat
 
 @given(text=st.lists(st.integers(0, 4), min_size=2, max_size=150), cut=st.integers(1, 80))
 def test_tokens_taken_in_together_or_one_by_one_draft_the_same(text: list[int], cut: int) -> None:
-    with DraftSession([PromptLookup()], text[:1]) as together, DraftSession([PromptLookup()], text[:1]) as one_by_one:
+    with (
+        DraftSession([PromptLookup()], text[:1]) as together,
+        DraftSession([PromptLookup()], text[:1]) as one_by_one,
+    ):
         for tokens in (text[1:cut], text[cut:]):
             if tokens:
                 together.accept(tokens)
@@ -178,7 +201,9 @@ def test_tokens_taken_in_together_or_one_by_one_draft_the_same(text: list[int], 
         assert together.draft(16) == one_by_one.draft(16)
 
 
-def test_a_session_without_text_or_without_sources_drafts_nothing(store: Datastore, calibration: Calibration) -> None:
+def test_a_session_without_text_or_without_sources_drafts_nothing(
+    store: Datastore, calibration: Calibration
+) -> None:
     with DraftSession([store], calibration=calibration) as session:
         assert len(session.draft()) == 0
         session.accept([1])
@@ -187,23 +212,31 @@ def test_a_session_without_text_or_without_sources_drafts_nothing(store: Datasto
         assert len(session.draft()) == 0
 
 
-def test_accepting_what_was_never_drafted_is_normal(store: Datastore, calibration: Calibration) -> None:
+def test_accepting_what_was_never_drafted_is_normal(
+    store: Datastore, calibration: Calibration
+) -> None:
     with DraftSession([PromptLookup(), store], [1], calibration=calibration) as session:
         session.accept([2, 3])  # before any draft
         session.draft()
-        session.accept([299, 70_000, 2**31 - 1, 1, 2, 3])  # two of them outside the datastore's vocabulary
+        session.accept(
+            [299, 70_000, 2**31 - 1, 1, 2, 3]
+        )  # two of them outside the datastore's vocabulary
         assert 4 in session.draft().tokens.tolist()
 
 
 @pytest.mark.parametrize("shape", ["tree", "chain"])
-def test_costs_cut_a_draft_to_the_best_rate(store: Datastore, calibration: Calibration, shape: str) -> None:
+def test_costs_cut_a_draft_to_the_best_rate(
+    store: Datastore, calibration: Calibration, shape: str
+) -> None:
     with DraftSession([store], [1, 2], calibration=calibration) as session:
         whole = session.draft(16, shape=shape)
         assert whole.scores is not None
         best = np.sort(whole.scores)[::-1]
         for slope in (0.0, 0.01, 0.03, 0.1, 0.3, 1000.0):
             costs = 1 + slope * np.arange(17)
-            rates = (1 + np.concatenate([[0], np.cumsum(best, dtype=np.float64)])) / costs[: len(whole) + 1]
+            rates = (1 + np.concatenate([[0], np.cumsum(best, dtype=np.float64)])) / costs[
+                : len(whole) + 1
+            ]
             assert len(session.draft(16, costs, shape=shape)) == int(np.argmax(rates))
         assert len(session.draft(16, [1.0, 1.0, 1.0], shape=shape)) == 2
         assert len(session.draft(16, [1.0], shape=shape)) == 0
@@ -243,14 +276,18 @@ def test_node_top_k_belongs_to_the_last_tree(store: Datastore) -> None:
     with DraftSession([recycled, store], [1, 2]) as session:
         rows = [[100 + i, 200 + i] for i in range(len(session.draft()) + 1)]
         session.accept([9])
-        refused(ContextTypeError, lambda: session.accept([9], node_top_k=rows), "node_top_k", "[1, k]")
+        refused(
+            ContextTypeError, lambda: session.accept([9], node_top_k=rows), "node_top_k", "[1, k]"
+        )
         session.accept([8], node_top_k=[[77, 78]])
         assert len(session) == 4
     with DraftSession([recycled], [9]) as session:
         assert {77, 78} <= set(session.draft().tokens.tolist())
 
 
-def test_a_source_of_another_tokenizer_is_left_out_and_counted(tmp_path: Path, calibration: Calibration) -> None:
+def test_a_source_of_another_tokenizer_is_left_out_and_counted(
+    tmp_path: Path, calibration: Calibration
+) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     one = open_datastore(tmp_path / "a", ONE_TO_NINE)
@@ -258,12 +295,16 @@ def test_a_source_of_another_tokenizer_is_left_out_and_counted(tmp_path: Path, c
     with DraftSession([one, other], [1, 2], calibration=calibration) as session:
         assert 200 not in session.draft().tokens.tolist()
         assert session.statistics.dropped == {(str(other.path), "tokenizer"): 1}
-    with DraftSession([one, other], [1, 2], calibration=calibration, tokenizer=identity(301)) as session:
+    with DraftSession(
+        [one, other], [1, 2], calibration=calibration, tokenizer=identity(301)
+    ) as session:
         assert set(session.draft().tokens.tolist()) == {200}
         assert session.statistics.dropped == {(str(one.path), "tokenizer"): 1}
 
 
-def test_what_is_learnt_in_use_is_shared_bounded_saved_and_loaded(store: Datastore, tmp_path: Path) -> None:
+def test_what_is_learnt_in_use_is_shared_bounded_saved_and_loaded(
+    store: Datastore, tmp_path: Path
+) -> None:
     calibration = Calibration.default()
     with DraftSession([store], [1, 2], calibration=calibration) as session:
         before = session.draft().scores
@@ -288,7 +329,9 @@ def test_one_calibration_may_serve_sessions_of_many_threads(store: Datastore) ->
     def generate(seed: int) -> None:
         try:
             rng = np.random.default_rng(seed)
-            with DraftSession([lookup, store, recycled], [1, 2], calibration=calibration) as session:
+            with DraftSession(
+                [lookup, store, recycled], [1, 2], calibration=calibration
+            ) as session:
                 for _ in range(200):
                     require_valid(session.draft(16), 16, 3)
                     new = rng.integers(0, 10, 3)
@@ -309,28 +352,37 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
         return DraftSession(sources, prompt, calibration=calibration, **options)
 
     other: Any = "mine.calibration"
-    refused(CalibrationError, lambda: DraftSession([store], calibration=other), "a str", "Calibration.load(path)")
+    refused(
+        DataFileError,
+        lambda: DraftSession([store], calibration=other),
+        "a str",
+        "Calibration.load(path)",
+    )
     refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2]]), "prompt")
     refused(ContextTypeError, lambda: opened(store, prompt=[1.5]), "prompt")
     refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2, 3]]), "prompt")
-    refused(TokenRangeError, lambda: opened(store, prompt=[1, -1]), "-1")
-    refused(TokenRangeError, lambda: opened(store, prompt=[2**31]), str(2**31))
+    refused(QueryError, lambda: opened(store, prompt=[1, -1]), "-1")
+    refused(QueryError, lambda: opened(store, prompt=[2**31]), str(2**31))
     session = opened(store)
     for limit in (-1, 1025, 1.5, None):
-        refused(LimitError, lambda limit=limit: session.draft(limit), "max_nodes")  # type: ignore[misc]
+        refused(ArgumentError, lambda limit=limit: session.draft(limit), "max_nodes")  # type: ignore[misc]
     numbers = ([], [[1.0]], [0.0], [1.0, -1.0], [float("nan")], [10**400], 3.0)
     for costs in (*numbers, "fast"):
-        refused(LimitError, lambda costs=costs: session.draft(4, costs), "costs")  # type: ignore[misc]
+        refused(ArgumentError, lambda costs=costs: session.draft(4, costs), "costs")  # type: ignore[misc]
     for shape in ("Chain", None, ["chain"]):
-        refused(LimitError, lambda shape=shape: session.draft(4, shape=shape), "shape")  # type: ignore[misc]
-    refused(EmptyContextError, lambda: session.accept([]), "tokens")
-    refused(TokenRangeError, lambda: session.accept([-5]), "-5")
+        refused(ArgumentError, lambda shape=shape: session.draft(4, shape=shape), "shape")  # type: ignore[misc]
+    refused(QueryError, lambda: session.accept([]), "tokens")
+    refused(QueryError, lambda: session.accept([-5]), "-5")
     refused(ContextTypeError, lambda: session.accept([3], top_k=[[1]] * 4), "top_k")
     refused(ContextTypeError, lambda: session.accept([3], node_top_k=[1, 2]), "node_top_k")
     size = len(session.draft())
     for rows in (0, size, size + 2):
         wrong = np.zeros((rows, 2), int)
-        refused(ContextTypeError, lambda wrong=wrong: session.accept([3], node_top_k=wrong), "node_top_k")  # type: ignore[misc]
+        refused(
+            ContextTypeError,
+            lambda wrong=wrong: session.accept([3], node_top_k=wrong),
+            "node_top_k",
+        )  # type: ignore[misc]
     assert len(session) == 2  # nothing of that was taken in
     session.close()
     session.close()

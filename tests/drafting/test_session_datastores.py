@@ -1,4 +1,6 @@
-"""Draft sessions over datastores: estimates, the longest suffix, files that change underneath, learning together."""
+"""Draft sessions over datastores: estimates, the longest suffix,
+files that change underneath, learning together.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,12 @@ TIMES = END + 4  # that what is likely after the last token was seen
 SHARE = 4  # in a block: the share of the longest match's occurrences that a candidate follows
 
 
-def test_estimates_do_not_depend_on_the_number_of_shards(tmp_path: Path, calibration: Calibration) -> None:
-    """A token that followed 30 of 1030 times is not more probable if each of these is in a shard of its own."""
+def test_estimates_do_not_depend_on_the_number_of_shards(
+    tmp_path: Path, calibration: Calibration
+) -> None:
+    """A token that followed 30 of 1030 times is not more probable
+    if each of these is in a shard of its own.
+    """
     usual, rare = [[1, 2]] * 1000, [[[1, 3]]] * 30
     scores = []
     for name, shards in (("one", [usual + [[1, 3]] * 30]), ("many", [usual, *rare])):
@@ -45,7 +51,9 @@ def test_estimates_do_not_depend_on_the_number_of_shards(tmp_path: Path, calibra
     assert scores[1][3] < 2 * scores[0][3]
 
 
-def test_a_datastore_truncated_underneath_is_left_out(tmp_path: Path, calibration: Calibration) -> None:
+def test_a_datastore_truncated_underneath_is_left_out(
+    tmp_path: Path, calibration: Calibration
+) -> None:
     rng = np.random.default_rng(0)
     store = open_datastore(tmp_path, Corpus(300, [[rng.integers(0, 300, 60_000).tolist()]]))
     with DraftSession([PromptLookup(), store], [1, 2, 3, 1, 2], calibration=calibration) as session:
@@ -58,12 +66,18 @@ def test_a_datastore_truncated_underneath_is_left_out(tmp_path: Path, calibratio
         assert session.statistics.dropped == {(str(tmp_path), "error"): 2}
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads resident memory from Linux's /proc")
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer keeps what was freed")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="reads resident memory from Linux's /proc"
+)
+@pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer keeps what was freed"
+)
 def test_what_is_cached_of_many_shards_has_a_bound(tmp_path: Path) -> None:
     """Each short suffix that is cached has an interval in each shard: 64 MB of them are kept."""
     rng = np.random.default_rng(0)
-    store = open_datastore(tmp_path, Corpus(300, [[rng.integers(0, 300, 40).tolist()] for _ in range(1000)]))
+    store = open_datastore(
+        tmp_path, Corpus(300, [[rng.integers(0, 300, 40).tolist()] for _ in range(1000)])
+    )
     with DraftSession([store], [1]) as session:
         session.draft()
         before = resident_bytes()
@@ -76,7 +90,9 @@ def test_what_is_cached_of_many_shards_has_a_bound(tmp_path: Path) -> None:
 @pytest.fixture
 def frozen(tmp_path: Path) -> Datastore:
     (tmp_path / "frozen").mkdir()
-    return open_datastore(tmp_path / "frozen", Corpus(300, [[[1, 2, 3, 4, 5]] * 3 + [[1, 2, 9, 9]]]))
+    return open_datastore(
+        tmp_path / "frozen", Corpus(300, [[[1, 2, 3, 4, 5]] * 3 + [[1, 2, 9, 9]]])
+    )
 
 
 @pytest.fixture
@@ -121,18 +137,25 @@ def test_rows_of_text_and_of_nodes_count_once() -> None:
     with DraftSession([PromptLookup(), logits], [1, 2, 3, 1]) as session:
         tree = session.draft(1)
         assert tree.tokens.tolist() == [2]
-        session.accept([2, 7], [[4, 5], [6, 5], [8, 5]], node_top_k=[[4, 5], [6, 5]])  # after 1, after 2, after 7
+        session.accept(
+            [2, 7], [[4, 5], [6, 5], [8, 5]], node_top_k=[[4, 5], [6, 5]]
+        )  # after 1, after 2, after 7
     for token, likely in ((1, 4), (2, 6), (7, 8)):
         assert DraftSession([logits], [9, token]).draft(4).tokens[0] == likely
         assert (recorded(logits, text=[9, token])[:, TIMES] == 1).all()
 
 
 def reading(column: int) -> Calibration:
-    """A calibration that reads one column alone: candidates where it is greater than a half are probable."""
+    """A calibration that reads one column alone: candidates where
+    it is greater than a half are probable.
+    """
     features = np.zeros((400, FEATURES), np.float32)
     features[::2, column] = 1
     return Calibration.fit(
-        features, (features[:, column] > 0).astype(np.uint8), np.arange(1, 401, dtype=np.uint32), trees=9
+        features,
+        (features[:, column] > 0).astype(np.uint8),
+        np.arange(1, 401, dtype=np.uint32),
+        trees=9,
     )
 
 
@@ -147,7 +170,9 @@ def scores(source: object, calibration: Calibration) -> dict[int, float]:
     return dict(zip(tree.tokens.tolist(), tree.scores.tolist(), strict=True))
 
 
-def test_steps_with_a_live_datastore_have_trees_of_their_own(frozen: Datastore, live: LiveDatastore) -> None:
+def test_steps_with_a_live_datastore_have_trees_of_their_own(
+    frozen: Datastore, live: LiveDatastore
+) -> None:
     usual, of_live = reading(BEST + SHARE), reading(LIVE + SHARE)
     both = Calibration(usual.native.gbdt, live_gbdt=of_live.native.gbdt)
     assert scores(frozen, both) == scores(frozen, usual)
@@ -157,5 +182,7 @@ def test_steps_with_a_live_datastore_have_trees_of_their_own(frozen: Datastore, 
     assert scores(live, crossed) == scores(frozen, of_live)
 
 
-def test_without_trees_of_its_own_a_live_datastore_counts_as_any_other(frozen: Datastore, live: LiveDatastore) -> None:
+def test_without_trees_of_its_own_a_live_datastore_counts_as_any_other(
+    frozen: Datastore, live: LiveDatastore
+) -> None:
     assert scores(live, reading(BEST + SHARE)) == scores(frozen, reading(BEST + SHARE))

@@ -10,8 +10,13 @@ import pytest
 
 import rest_store
 from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_source_timeout, require_sources
-from rest_store.errors import LimitError, NativeKernelError, SourceError
+from rest_store.drafting.sources import (
+    PromptLookup,
+    RecycledLogits,
+    require_source_timeout,
+    require_sources,
+)
+from rest_store.errors import ArgumentError, NativeKernelError, SourceError
 from tests.shared.members import ScriptedSource, scored
 from tests.shared.strategies import refused
 
@@ -32,8 +37,14 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a list in the list": ([[ONE]], "source 0 is a list"),
     "twice the same": ([ONE, ONE], "source 1 is one of the others"),
     "two prompt lookups": ([MyLookup(), PromptLookup()], "source 1 is a second PromptLookup"),
-    "two of recycled logits": ([RecycledLogits(), RecycledLogits()], "source 1 is a second RecycledLogits"),
-    "seven services": ([PromptLookup(), *(ScriptedSource() for _ in range(7))], "number of sources with counts is 7"),
+    "two of recycled logits": (
+        [RecycledLogits(), RecycledLogits()],
+        "source 1 is a second RecycledLogits",
+    ),
+    "seven services": (
+        [PromptLookup(), *(ScriptedSource() for _ in range(7))],
+        "number of sources with counts is 7",
+    ),
 }
 
 
@@ -58,7 +69,13 @@ def test_timeouts_are_numbers_of_seconds(timeout: Any) -> None:
         assert ("scripted", "error") not in session.statistics.dropped
 
 
-@pytest.mark.parametrize("timeout", ["1", True, float("nan"), -1, float("inf"), 1e30, [1], np.float32(-1), 1j])
+@pytest.mark.parametrize(
+    "timeout", ["1", True, float("nan"), -1, float("inf"), 1e30, [1], np.float32(-1), 1j]
+)
 def test_other_timeouts_are_refused(timeout: Any) -> None:
-    refused(LimitError, lambda: require_source_timeout("here", timeout), "here: source_timeout")
-    refused(LimitError, lambda: DraftSession([PromptLookup()], source_timeout=timeout), "draft session: source_timeout")
+    refused(ArgumentError, lambda: require_source_timeout("here", timeout), "here: source_timeout")
+    refused(
+        ArgumentError,
+        lambda: DraftSession([PromptLookup()], source_timeout=timeout),
+        "draft session: source_timeout",
+    )

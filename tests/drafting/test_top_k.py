@@ -12,7 +12,9 @@ from rest_store.drafting.top_k import most_likely
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_they_are_those_of_a_stable_sort(vocabulary: int, count: int) -> None:
     chance = np.random.default_rng(vocabulary)
-    logits = chance.integers(-50, 50, (37, vocabulary)).astype(np.float32)  # many are equal; of these the first
+    logits = chance.integers(-50, 50, (37, vocabulary)).astype(
+        np.float32
+    )  # many are equal; of these the first
     expected = np.argsort(-logits, axis=1, kind="stable")[:, :count]
     likely = most_likely(logits, count)
     assert likely.dtype == np.int32
@@ -32,5 +34,7 @@ def test_what_is_no_number_and_what_is_masked_is_not_likely() -> None:
 
 def test_rows_may_be_parts_of_wider_ones() -> None:
     wide = np.random.default_rng(0).random((4, 300), np.float32)
-    assert most_likely(wide[:, 20:120], 2).tolist() == most_likely(wide[:, 20:120].copy(), 2).tolist()
+    assert (
+        most_likely(wide[:, 20:120], 2).tolist() == most_likely(wide[:, 20:120].copy(), 2).tolist()
+    )
     assert most_likely(wide[:0], 2).shape == (0, 2)

@@ -31,18 +31,26 @@ def add(counted: EngineMetrics, *drafts: tuple[list[int], Sequence[int]]) -> Non
 
 def test_documents_are_counted_once_they_are_decided(counted: EngineMetrics) -> None:
     waiting = RememberCounts(["a"])
-    counted.documents += [waiting, RememberCounts(["b", "c"], added=2), RememberCounts(["d"], dropped=1)]
+    counted.documents += [
+        waiting,
+        RememberCounts(["b", "c"], added=2),
+        RememberCounts(["d"], dropped=1),
+    ]
     assert counted.totals()["remembered_documents", ""] == 2
     assert counted.totals()["dropped_documents", ""] == 1
     waiting.added = 1
     assert [counted.totals()["remembered_documents", ""] for _ in range(2)] == [3, 3]
 
 
-def test_each_reason_is_said_once_and_few_are(counted: EngineMetrics, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_reason_is_said_once_and_few_are(
+    counted: EngineMetrics, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(100):
         counted.count_error("draft", ValueError(f"no\n{number // 2}"))
     said = [record.getMessage() for record in caplog.records]
-    assert said[:2] == [f"rest-store: no drafts (draft): ValueError: no {number}; said once" for number in range(2)]
+    assert said[:2] == [
+        f"rest-store: no drafts (draft): ValueError: no {number}; said once" for number in range(2)
+    ]
     assert len(said) == 16
     assert counted.totals()["errors", "draft"] == 100
 
@@ -58,7 +66,9 @@ def test_a_line_says_what_happened(counted: EngineMetrics) -> None:
     assert line(Counter(), 2) == "0 draft tokens, 0 accepted; 2 sessions; 0.00 ms a step"
 
 
-def test_lines_come_in_the_engines_rhythm_with_what_is_new(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_come_in_the_engines_rhythm_with_what_is_new(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now = 0.0
     caplog.set_level(logging.INFO)
     counted = EngineMetrics(SOURCES, LOG, 10.0, clock=lambda: now)

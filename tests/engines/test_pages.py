@@ -1,4 +1,6 @@
-"""Pages on engines: their tables name all sampling parameters that are tried in an engine, and what is refused."""
+"""Pages on engines: their tables name all sampling parameters that
+are tried in an engine, and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ SGLANG, VLLM = PAGES["docs/how-to/sglang.md"], PAGES["docs/how-to/vllm.md"]
 
 def rows(page: str) -> dict[str, str]:
     """Return the table of features: what is said of each."""
-    lines = [line.strip("|").split("|") for line in section(page, "What works").splitlines() if line.startswith("| ")]
+    lines = [
+        line.strip("|").split("|")
+        for line in section(page, "What works").splitlines()
+        if line.startswith("| ")
+    ]
     return {feature.strip(): said.strip() for feature, said in lines[2:]}
 
 
@@ -32,21 +38,29 @@ def tried(asked: Mapping[str, Mapping[str, Any]]) -> set[str]:
     return {name for parameters in asked.values() for name in parameters}
 
 
-@pytest.mark.parametrize(("page", "asked"), [(VLLM, in_vllm.ASKED), (SGLANG, in_sglang.ASKED)], ids=["vLLM", "SGLang"])
-def test_each_parameter_that_is_tried_has_a_line(page: str, asked: Mapping[str, Mapping[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("page", "asked"), [(VLLM, in_vllm.ASKED), (SGLANG, in_sglang.ASKED)], ids=["vLLM", "SGLang"]
+)
+def test_each_parameter_that_is_tried_has_a_line(
+    page: str, asked: Mapping[str, Mapping[str, Any]]
+) -> None:
     assert tried(asked) <= names(" ".join(rows(page)))
 
 
 def test_what_vllm_refuses_has_a_line() -> None:
     [said] = [
-        said for feature, said in rows(VLLM).items() if names(feature) == tried(in_vllm.REFUSED) - {"temperature"}
+        said
+        for feature, said in rows(VLLM).items()
+        if names(feature) == tried(in_vllm.REFUSED) - {"temperature"}
     ]
     assert "refused by vLLM" in said
 
 
 def test_penalties_have_no_draft_nodes_in_sglang() -> None:
     asked = {name: in_sglang.ASKED[name] for name in [*in_sglang.PENALIZED, "fewest tokens"]}
-    without = " ".join(feature for feature, said in rows(SGLANG).items() if "without draft nodes" in said)
+    without = " ".join(
+        feature for feature, said in rows(SGLANG).items() if "without draft nodes" in said
+    )
     assert names(without) == tried(asked) - {"stop_token_ids"}
 
 
@@ -55,7 +69,9 @@ def test_arguments_that_sglang_alone_has_a_use_for_are_named() -> None:
         assert f"-{name.removeprefix('speculative_ngram_').replace('_', '-')}`" in SGLANG
 
 
-@pytest.mark.parametrize(("page", "name", "parts"), [(VLLM, "vllm", OF_VLLM), (SGLANG, "sglang", OF_SGLANG)])
+@pytest.mark.parametrize(
+    ("page", "name", "parts"), [(VLLM, "vllm", OF_VLLM), (SGLANG, "sglang", OF_SGLANG)]
+)
 def test_pages_say_where_the_tables_are(page: str, name: str, parts: tuple[Any, ...]) -> None:
     assert f"`rest_store/engines/{name}/seam.py`" in page
     assert len({part.place for part in parts}) == len(parts)

@@ -1,4 +1,6 @@
-"""Drafts by request id: valid trees whatever happens, the same text as without, and outputs that are remembered."""
+"""Drafts by request id: valid trees whatever happens, the same text
+as without, and outputs that are remembered.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from rest_store.engines import request_drafter
 from rest_store.engines.request import Chain, EngineRequest, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.live.namespace import Namespace
-from tests.shared.engine import VOCABULARY, Clock, Written, cyclic, drafter_with, plain_output, write, written_datastore
+from tests.shared.engine import (
+    VOCABULARY,
+    Clock,
+    Written,
+    cyclic,
+    drafter_with,
+    plain_output,
+    write,
+    written_datastore,
+)
 from tests.shared.members import ScriptedSource, scored
 
 MODEL = cyclic(VOCABULARY)
@@ -31,7 +42,11 @@ def place(tmp_path: Path) -> str:
 
 def totals(drafter: RequestDrafter, name: str) -> dict[str, float]:
     """Return a counter by label."""
-    return {label: total for (counter, label), total in drafter.metrics.totals().items() if counter == name and total}
+    return {
+        label: total
+        for (counter, label), total in drafter.metrics.totals().items()
+        if counter == name and total
+    }
 
 
 @pytest.fixture
@@ -43,11 +58,15 @@ def drafter(place: str) -> Iterator[RequestDrafter]:
 
 @pytest.mark.parametrize("shape", ["tree", "chain"])
 def test_requests_are_drafted_for_by_their_ids(drafter: RequestDrafter, shape: str) -> None:
-    requests = [Written(drafter, MODEL, f"{start}", [start, start + 1]) for start in range(0, 100, 10)]
+    requests = [
+        Written(drafter, MODEL, f"{start}", [start, start + 1]) for start in range(0, 100, 10)
+    ]
     write(requests[::2], 5, shape)
     write(requests[::-1], 5, shape)
     assert all(len(request.text) == drafter.length(request.id) for request in requests)
-    accepted, drafted = (sum(totals(drafter, name).values()) for name in ("accepted_tokens", "draft_tokens"))
+    accepted, drafted = (
+        sum(totals(drafter, name).values()) for name in ("accepted_tokens", "draft_tokens")
+    )
     assert 0 < accepted <= drafted
     assert accepted == sum(len(request.text) - 2 for request in requests) - 75
     assert totals(drafter, "errors") == {}
@@ -64,7 +83,13 @@ def test_what_was_verified_counts_and_not_what_was_drafted(drafter: RequestDraft
     assert len(tree) > 3
     right = plain_output(MODEL, text, 3)
     drafter.draft([StepRequest("a", np.array(right, np.int32), 8, Chain(right[:2], [1, 1]))])
-    drafter.draft([StepRequest("a", np.array(plain_output(MODEL, text + right, 1), np.int32), 8, Chain([], []))])
+    drafter.draft(
+        [
+            StepRequest(
+                "a", np.array(plain_output(MODEL, text + right, 1), np.int32), 8, Chain([], [])
+            )
+        ]
+    )
     assert totals(drafter, "draft_tokens") == totals(drafter, "accepted_tokens") == {"": 2}
 
 
@@ -109,7 +134,9 @@ def test_requests_of_a_group_are_remembered_with_it_and_read_it_first(tmp_path: 
     assert isinstance(memory, Namespace)
     for number, group in enumerate(["one", "one", "two", 7, ""]):
         before = totals(drafter, "source_accepted_tokens").get("prompt", 0)
-        write([request := Written(drafter, MODEL, f"{number}", [3, 4], group=group, epoch=number)], 12)
+        write(
+            [request := Written(drafter, MODEL, f"{number}", [3, 4], group=group, epoch=number)], 12
+        )
         accepted.append(totals(drafter, "source_accepted_tokens").get("prompt", 0) - before)
         drafter.finish([request.id])
         assert flush(memory, None)
@@ -130,24 +157,40 @@ def test_what_cannot_be_read_or_encoded_costs_its_references_alone(
     memory = drafter._sources.target
     assert isinstance(memory, rest_store.LiveDatastore)
     accepted = []
-    for name, reference in (("first", [0.5]), ("a", [0.5]), ("b", plain_output(MODEL, [5, 6], 30)), ("c", [0.5])):
+    for name, reference in (
+        ("first", [0.5]),
+        ("a", [0.5]),
+        ("b", plain_output(MODEL, [5, 6], 30)),
+        ("c", [0.5]),
+    ):
         if name in "bc":
             monkeypatch.setattr(memory, "documents", failing)
-        request = Written(drafter, MODEL, name, [5, 6], group="one", epoch=2, references=[reference])
+        request = Written(
+            drafter, MODEL, name, [5, 6], group="one", epoch=2, references=[reference]
+        )
         write([request], 4)
         accepted.append(request.accepted)
         drafter.finish([name])
     assert accepted[0] == 0 < accepted[2]
     assert flush(memory, None)
     assert totals(drafter, "errors") == {"references": 5}
-    assert sum("no drafts (references): MemoryError" in record.getMessage() for record in caplog.records) == 1
+    assert (
+        sum(
+            "no drafts (references): MemoryError" in record.getMessage()
+            for record in caplog.records
+        )
+        == 1
+    )
     monkeypatch.undo()
     assert {(document.group, document.epoch) for document in memory.documents()} == {("one", 2)}
     drafter.close()
 
 
 def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) -> None:
-    """What is written after it alone, if the engine did not rest after all; reading prompts is no rest."""
+    """What is written after it alone, if the engine did not rest after all.
+
+    Reading prompts is no rest.
+    """
     clock = Clock()
     clock.look = 0.0
     drafter = drafter_with(clock, remember=str(tmp_path / "memory"))
@@ -176,8 +219,13 @@ def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) ->
         ({"ends": {9}, "most": 4}, [1, 2, 3, 9]),
     ],
 )
-def test_what_is_written_beyond_an_end_is_not_remembered(begun: dict[str, Any], expected: list[int]) -> None:
-    """The engine says that a request has ended after one more step; end tokens before that are part of its text."""
+def test_what_is_written_beyond_an_end_is_not_remembered(
+    begun: dict[str, Any], expected: list[int]
+) -> None:
+    """The engine says that a request has ended after one more step.
+
+    End tokens before that are part of its text.
+    """
     request = EngineRequest(NewRequest("a", [7, 7, 1], 2, **begun))
     for step in ([2, 3, 9], [4, 5], [6, 9], [8]):
         request.extend(np.array(step, np.int32))
@@ -192,7 +240,10 @@ def failing(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["draft_all", "accept_all"])
 def test_whatever_fails_is_answered_with_no_drafts_and_said_once(
-    drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+    drafter: RequestDrafter,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
 ) -> None:
     requests = [Written(drafter, MODEL, f"{start}", [start, start + 1]) for start in (10, 20)]
     write(requests, 2)
@@ -240,7 +291,9 @@ def test_tokens_that_no_vocabulary_has_are_done_without(drafter: RequestDrafter)
     assert totals(drafter, "errors") == {"open": 1}
 
 
-def test_tokens_that_the_model_does_not_have_cost_the_others_nothing(drafter: RequestDrafter) -> None:
+def test_tokens_that_the_model_does_not_have_cost_the_others_nothing(
+    drafter: RequestDrafter,
+) -> None:
     """As a reference of another vocabulary has them; the request is written on without drafts."""
     alone = Written(drafter, MODEL, "alone", [20, 21])
     write([alone], 8)
@@ -252,7 +305,9 @@ def test_tokens_that_the_model_does_not_have_cost_the_others_nothing(drafter: Re
     assert totals(drafter, "errors") == {"tokens": 1}
 
 
-def test_sources_that_do_not_close_are_counted(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_that_do_not_close_are_counted(
+    drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources = drafter._sources
     with monkeypatch.context() as patched:
         patched.setattr(sources, "close", failing)

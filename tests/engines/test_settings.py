@@ -1,4 +1,6 @@
-"""Settings of a drafter inside an engine: what is wrong is named in one line, before anything is opened."""
+"""Settings of a drafter inside an engine: what is wrong is named in
+one line, before anything is opened.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 
 from rest_store.engines.settings import EngineSettings
-from rest_store.errors import EngineSettingsError
+from rest_store.errors import ArgumentError
 
 WHERE = "additional_config.rest_store"
 
@@ -18,7 +20,12 @@ def test_defaults_draft_from_the_prompt_alone() -> None:
 
 
 def test_settings_are_read_as_json_has_them() -> None:
-    given: dict[str, Any] = {"datastores": ["a.ds", "h:1"], "remember": "m", "drafting": "remote", "source_timeout": 1}
+    given: dict[str, Any] = {
+        "datastores": ["a.ds", "h:1"],
+        "remember": "m",
+        "drafting": "remote",
+        "source_timeout": 1,
+    }
     assert EngineSettings.read(given, WHERE) == EngineSettings(**given)
 
 
@@ -27,7 +34,10 @@ def test_settings_are_read_as_json_has_them() -> None:
     [
         (None, "the object of settings is absent, expected {'datastores': [...]}"),
         (["a.ds"], "the object of settings is a list, expected {'datastores': [...]}"),
-        ({"datastore": []}, "a key is 'datastore', expected one of datastores, remember, namespace, drafting, "),
+        (
+            {"datastore": []},
+            "a key is 'datastore', expected one of datastores, remember, namespace, drafting, ",
+        ),
         ({"datastores": "a.ds"}, "datastores is 'a.ds', expected a list of strings"),
         ({"datastores": ["a.ds", 3]}, "datastores is ['a.ds', 3], expected a list of strings"),
         ({"remember": True}, "remember is True, expected a string"),
@@ -39,7 +49,7 @@ def test_settings_are_read_as_json_has_them() -> None:
     ],
 )
 def test_what_is_wrong_is_named(given: Any, message: str) -> None:
-    with pytest.raises(EngineSettingsError) as raised:
+    with pytest.raises(ArgumentError) as raised:
         EngineSettings.read(given, WHERE)
     assert str(raised.value).startswith(f"{WHERE}: {message}")
     assert len(str(raised.value).splitlines()) == 1

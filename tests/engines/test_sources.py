@@ -1,4 +1,6 @@
-"""What an engine's sessions draft from: opened once, refused by name, and done without while a service is away."""
+"""What an engine's sessions draft from: opened once, refused by
+name, and done without while a service is away.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import (
+    DatastoreFormatError,
     DatastoreNotFoundError,
-    LiveFormatError,
+    QueryError,
     RestStoreError,
     SourceError,
     TokenizerMismatchError,
-    TokenRangeError,
     WriterError,
 )
 from rest_store.live.live_datastore import LiveDatastore
@@ -38,9 +40,13 @@ LOG = logging.getLogger("test")
 VOCABULARY = 300
 
 
-def opened(*, tokenizer: object = None, vocabulary_size: int = VOCABULARY, **settings: Any) -> EngineSources:
+def opened(
+    *, tokenizer: object = None, vocabulary_size: int = VOCABULARY, **settings: Any
+) -> EngineSources:
     read = EngineSettings.read(settings, "settings")
-    return EngineSources(read, tokenizer, name="model", vocabulary_size=vocabulary_size, where="settings", log=LOG)
+    return EngineSources(
+        read, tokenizer, name="model", vocabulary_size=vocabulary_size, where="settings", log=LOG
+    )
 
 
 def datastore(directory: Path, corpus: Corpus = ONE_TO_NINE) -> str:
@@ -50,7 +56,11 @@ def datastore(directory: Path, corpus: Corpus = ONE_TO_NINE) -> str:
 
 def test_a_datastore_named_twice_is_one(tmp_path: Path) -> None:
     place, memory = datastore(tmp_path / "a"), str(tmp_path / "m")
-    made = opened(datastores=[place, f"{place}/", memory], remember=f"{memory}/", tokenizer=identity(VOCABULARY))
+    made = opened(
+        datastores=[place, f"{place}/", memory],
+        remember=f"{memory}/",
+        tokenizer=identity(VOCABULARY),
+    )
     assert made.labels == [place, "memory", "prompt", "logits"]
     assert made.target is made.stores[1]
     made.close()
@@ -66,9 +76,13 @@ def refused(error: type[RestStoreError], message: str, **settings: Any) -> None:
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     place, absent = datastore(tmp_path / "a"), str(tmp_path / "absent")
     refused(DatastoreNotFoundError, absent, datastores=[place, absent])
-    refused(LiveFormatError, place, remember=place)
+    refused(DatastoreFormatError, place, remember=place)
     many = [datastore(tmp_path / f"{number}") for number in range(7)]
-    refused(SourceError, "settings: number of sources with counts is 7, expected at most 6", datastores=many)
+    refused(
+        SourceError,
+        "settings: number of sources with counts is 7, expected at most 6",
+        datastores=many,
+    )
 
 
 def test_other_tokenizers_are_refused(tmp_path: Path) -> None:
@@ -76,7 +90,7 @@ def test_other_tokenizers_are_refused(tmp_path: Path) -> None:
     refused(TokenizerMismatchError, "'model'", datastores=[place], tokenizer=_tokenizer(301))
     refused(TokenizerMismatchError, other, datastores=[place, other], vocabulary_size=400)
     message = "vocabulary size is 300, expected at most the model's 299"
-    refused(TokenRangeError, message, datastores=[place], vocabulary_size=299)
+    refused(QueryError, message, datastores=[place], vocabulary_size=299)
 
 
 def _tokenizer(size: int) -> object:
@@ -92,17 +106,31 @@ def _tokenizer(size: int) -> object:
 
 def test_what_was_opened_is_closed_when_another_fails(tmp_path: Path) -> None:
     memory = str(tmp_path / "m")
-    refused(TokenRangeError, "vocabulary size", remember=memory, tokenizer=identity(VOCABULARY), vocabulary_size=9)
+    refused(
+        QueryError,
+        "vocabulary size",
+        remember=memory,
+        tokenizer=identity(VOCABULARY),
+        vocabulary_size=9,
+    )
     made = opened(remember=memory)
     refused(WriterError, memory, remember=memory)
     made.close()
 
 
-def drafted(made: EngineSources, model: Model = cyclic(VOCABULARY)) -> tuple[dict[str, float], dict[str, float]]:  # noqa: B008
-    """Write with these sources; return how many draft tokens of each were accepted, and what went wrong."""
+def drafted(
+    made: EngineSources, model: Model = cyclic(VOCABULARY)
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Write with these sources.
+
+    Return how many draft tokens of each were accepted, and what went wrong.
+    """
     metrics = EngineMetrics(made.labels, LOG)
     drafter = RequestDrafter(made, metrics, vocabulary_size=VOCABULARY, clock=Clock())
-    write([Written(drafter, model, f"{number}", [number, number + 1]) for number in range(5, 45, 5)], 20)
+    write(
+        [Written(drafter, model, f"{number}", [number, number + 1]) for number in range(5, 45, 5)],
+        20,
+    )
     drafter.close()
     totals = metrics.totals()
     accepted, errors = (
@@ -140,14 +168,20 @@ def test_a_service_remembers_for_all_engines(tmp_path: Path, drafting: str) -> N
     text = np.array([1, 2, 3, 4, 5, 6, 7], np.int32)
     LiveDatastore.open(tmp_path / "chat", tokenizer=identity(VOCABULARY)).close()
     with running(options=["--live", str(tmp_path / "chat")]) as service:
-        shared: dict[str, Any] = {"drafting": drafting, "tokenizer": identity(VOCABULARY), "source_timeout": 60}
+        shared: dict[str, Any] = {
+            "drafting": drafting,
+            "tokenizer": identity(VOCABULARY),
+            "source_timeout": 60,
+        }
         chat = f"{service.target}/chat"
         one = opened(remember=chat, namespace="team", cache=str(tmp_path / "one"), **shared)
         other = opened(remember=chat, namespace="team", cache=str(tmp_path / "other"), **shared)
         another = opened(remember=chat, cache=str(tmp_path / "other"), **shared)
         assert one.target is not None
         remember(
-            one.target, [document for document in [OutputDocument.of([], text.tolist())] if document], RememberCounts()
+            one.target,
+            [document for document in [OutputDocument.of([], text.tolist())] if document],
+            RememberCounts(),
         )
         one.close()
 
@@ -169,9 +203,13 @@ def test_a_service_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
         refused(TokenizerMismatchError, "301", drafting="remote", **settings)
 
 
-def test_a_service_that_is_away_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_service_that_is_away_is_done_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     target = f"127.0.0.1:{free_port()}"
-    accepted, errors = drafted(opened(datastores=[target], cache=str(tmp_path)), lambda text: (text[-1] + 1) % 7)
+    accepted, errors = drafted(
+        opened(datastores=[target], cache=str(tmp_path)), lambda text: (text[-1] + 1) % 7
+    )
     assert f"{target}" in caplog.text
     assert "its drafts are left out until it answers" in caplog.text
     assert errors["source"] > 0
@@ -179,11 +217,18 @@ def test_a_service_that_is_away_is_done_without(tmp_path: Path, caplog: pytest.L
 
 
 def test_references_are_texts_or_tokens() -> None:
-    tokenizer = SimpleNamespace(identity=identity(VOCABULARY), encode=lambda text, add_special_tokens: [7, len(text)])
+    tokenizer = SimpleNamespace(
+        identity=identity(VOCABULARY), encode=lambda text, add_special_tokens: [7, len(text)]
+    )
     made = opened(tokenizer=tokenizer)
     failed: list[str] = []
-    content = {"type": "content", "content": [{"type": "text", "text": "four"}, [1, 2], {"type": "other"}]}
-    assert [reference.tolist() for reference in made.encoded(references_of(content, failed.append))] == [[7, 4], [1, 2]]
+    content = {
+        "type": "content",
+        "content": [{"type": "text", "text": "four"}, [1, 2], {"type": "other"}],
+    }
+    assert [
+        reference.tolist() for reference in made.encoded(references_of(content, failed.append))
+    ] == [[7, 4], [1, 2]]
     read = [references_of(given, failed.append) for given in ("a", ["a", "b"], [1, 2], None, {})]
     assert read == [["a"], ["a", "b"], [[1, 2]], [], []]
     assert failed == []
@@ -195,7 +240,11 @@ def test_references_are_texts_or_tokens() -> None:
 def test_extra_arguments_that_are_malformed_are_named() -> None:
     failed: list[str] = []
     assert extras_of(None, failed.append) == {}
-    assert extras_of({"group": 3, "epoch": 4, "other": 5}, failed.append) == {"references": [], "group": 3, "epoch": 4}
+    assert extras_of({"group": 3, "epoch": 4, "other": 5}, failed.append) == {
+        "references": [],
+        "group": 3,
+        "epoch": 4,
+    }
     assert failed == []
     assert [extras_of(given, failed.append) for given in ("x", 7, ["a"])] == [{}, {}, {}]
     assert extras_of({"prediction": {"content": 7}}, failed.append) == {"references": []}

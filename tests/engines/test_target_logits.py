@@ -15,7 +15,9 @@ class Listened:
     def __init__(self) -> None:
         self.module = torch.nn.Identity()
         self.said: list[str] = []
-        self.target = TargetLogits([self.module], lambda where, error: self.said.append(f"{where}: {error}"))
+        self.target = TargetLogits(
+            [self.module], lambda where, error: self.said.append(f"{where}: {error}")
+        )
 
     def show(self, logits: Any) -> None:
         assert self.module(logits) is logits

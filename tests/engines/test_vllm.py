@@ -1,4 +1,6 @@
-"""The plug-in in vLLM's place: what it wraps, what it leaves alone, and texts that stay as they are."""
+"""The plug-in in vLLM's place: what it wraps, what it leaves alone,
+and texts that stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,17 @@ from rest_store.drafting.remembering import flush
 from rest_store.engines import metrics, request_drafter
 from rest_store.engines.vllm import plugin, speculator
 from rest_store.engines.vllm.candidates import Candidate, drafts_on_device
-from rest_store.errors import DatastoreNotFoundError, EngineSettingsError, TokenizerMismatchError
-from tests.shared.engine import VOCABULARY, Engine, Request, ScriptedHead, Vllm, cyclic, plain_output, written_datastore
+from rest_store.errors import ArgumentError, DatastoreNotFoundError, TokenizerMismatchError
+from tests.shared.engine import (
+    VOCABULARY,
+    Engine,
+    Request,
+    ScriptedHead,
+    Vllm,
+    cyclic,
+    plain_output,
+    written_datastore,
+)
 from tests.shared.members import scored
 from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
 
@@ -34,7 +45,9 @@ MODEL = cyclic(VOCABULARY)
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Vllm]]:
     """Puts vLLM's modules in place, as the plug-in finds them, and installs it."""
 
-    def started(head: Callable[[Any], Any] | None = None, installed: bool = True, method: str | None = None) -> Vllm:
+    def started(
+        head: Callable[[Any], Any] | None = None, installed: bool = True, method: str | None = None
+    ) -> Vllm:
         vllm = Vllm(identity(VOCABULARY), head, method)
         for name, module in vllm.modules.items():
             monkeypatch.setitem(sys.modules, name, module)
@@ -68,21 +81,30 @@ def totals(engine: Engine, name: str) -> dict[str, float]:
 
 def requests(seed: int, count: int = 8, most: int = 40) -> list[Request]:
     chance = random.Random(seed)
-    return [Request([chance.randrange(290) for _ in range(chance.randrange(2, 30))], most) for _ in range(count)]
+    return [
+        Request([chance.randrange(290) for _ in range(chance.randrange(2, 30))], most)
+        for _ in range(count)
+    ]
 
 
 def outputs_are_plain(engine: Engine, asked: list[Request], **options: Any) -> None:
     outputs = engine.run(*asked, **options)
-    assert outputs == [plain_output(engine.model, request.prompt, request.most, 200) for request in asked]
+    assert outputs == [
+        plain_output(engine.model, request.prompt, request.most, 200) for request in asked
+    ]
 
 
 @pytest.mark.parametrize("lag", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_model_writes_the_same_in_fewer_steps(vllm: Vllm, place: str, tmp_path: Path, lag: bool, seed: int) -> None:
+def test_the_model_writes_the_same_in_fewer_steps(
+    vllm: Vllm, place: str, tmp_path: Path, lag: bool, seed: int
+) -> None:
     """Of requests that are read in chunks, preempted, and end a step before that is known."""
     chance, memory = random.Random(seed), str(tmp_path / "memory")
     settings = {"datastores": [place], "remember": memory, "lag": lag}
-    engine = Engine(vllm, settings, MODEL, chunk=chance.choice([3, 7, 1000]), ahead=chance.random() < 0.5)
+    engine = Engine(
+        vllm, settings, MODEL, chunk=chance.choice([3, 7, 1000]), ahead=chance.random() < 0.5
+    )
     asked = requests(seed, 12)
     asked[0].settings["all_stop_token_ids"] = {plain_output(MODEL, asked[0].prompt, 23)[-1]}
     outputs = engine.run(*asked, seed=seed)
@@ -104,15 +126,21 @@ def test_the_model_writes_the_same_in_fewer_steps(vllm: Vllm, place: str, tmp_pa
 
 
 @pytest.mark.parametrize("lag", [False, True])
-@pytest.mark.parametrize("verifies", [{"admits": 2}, {"scheduled": 2}, {"admits": 0}, {"scheduled": 0}])
+@pytest.mark.parametrize(
+    "verifies", [{"admits": 2}, {"scheduled": 2}, {"admits": 0}, {"scheduled": 0}]
+)
 def test_what_vllm_verified_counts_and_not_what_it_scheduled(
     vllm: Vllm, place: str, lag: bool, verifies: dict[str, int]
 ) -> None:
-    """The device admits fewer draft tokens than the host has scheduled, or the host schedules fewer than K."""
+    """The device admits fewer draft tokens than the host has
+    scheduled, or the host schedules fewer than K.
+    """
     engine = Engine(vllm, {"datastores": [place], "lag": lag}, MODEL, shows_logits=True, **verifies)
     outputs_are_plain(engine, requests(0))
     assert totals(engine, "errors") == {}
-    drafted, accepted = (sum(totals(engine, name).values()) for name in ("draft_tokens", "accepted_tokens"))
+    drafted, accepted = (
+        sum(totals(engine, name).values()) for name in ("draft_tokens", "accepted_tokens")
+    )
     assert accepted == engine.accepted
     assert accepted <= drafted <= engine.verified
     assert bool(accepted) == (0 not in verifies.values())
@@ -131,7 +159,9 @@ def test_a_lookup_ahead_loses_little(vllm: Vllm, place: str) -> None:
 def test_a_name_that_is_used_again_at_once_is_that_of_two_requests(
     vllm: Vllm, place: str, tmp_path: Path, lag: bool
 ) -> None:
-    engine = Engine(vllm, {"datastores": [place], "remember": str(tmp_path / "memory"), "lag": lag}, MODEL)
+    engine = Engine(
+        vllm, {"datastores": [place], "remember": str(tmp_path / "memory"), "lag": lag}, MODEL
+    )
     for prompt, most in (([100, 101], 12), ([50, 51], 40)):
         engine.waiting.append(request := Request(prompt, most, id="same"))
         while request in engine.requests + engine.waiting:
@@ -154,7 +184,9 @@ def test_aborted_requests_leave_the_others_as_they_are(vllm: Vllm, place: str) -
     engine.run()
     for request in asked:
         expected = plain_output(MODEL, request.prompt, request.most)
-        assert request.output == (expected[: len(request.output)] if request is aborted else expected)
+        assert request.output == (
+            expected[: len(request.output)] if request is aborted else expected
+        )
     assert totals(engine, "errors") == {}
 
 
@@ -163,7 +195,9 @@ def test_aborted_requests_leave_the_others_as_they_are(vllm: Vllm, place: str) -
 def test_what_the_model_finds_likely_is_recycled(
     vllm: Vllm, place: str, lag: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[list[int], list[int]]] = []  # the likeliest tokens of a place, and those that are right
+    seen: list[
+        tuple[list[int], list[int]]
+    ] = []  # the likeliest tokens of a place, and those that are right
 
     def accepted(sessions: Any, tokens: Any, top_k: Any, *, node_top_k: Any) -> None:
         accept_all(sessions, tokens, top_k, node_top_k=node_top_k)
@@ -173,7 +207,9 @@ def test_what_the_model_finds_likely_is_recycled(
 
     monkeypatch.setattr(request_drafter, "accept_all", accepted)
     chunk = random.Random(seed).choice([3, 7, 1000])
-    engine = Engine(vllm, {"datastores": [place], "lag": lag}, MODEL, chunk=chunk, shows_logits=True)
+    engine = Engine(
+        vllm, {"datastores": [place], "lag": lag}, MODEL, chunk=chunk, shows_logits=True
+    )
     outputs_are_plain(engine, requests(seed, 12), seed=seed)
     assert totals(engine, "errors") == {}
     assert len(seen) > 300
@@ -186,7 +222,9 @@ def test_what_the_model_finds_likely_is_recycled(
 
 
 @pytest.mark.parametrize("lag", [False, True])
-def test_beside_a_head_each_row_verifies_what_promises_more(start: Callable[..., Vllm], place: str, lag: bool) -> None:
+def test_beside_a_head_each_row_verifies_what_promises_more(
+    start: Callable[..., Vllm], place: str, lag: bool
+) -> None:
     """Half of the texts are known. The oftener the head is right, the more it is left to verify."""
 
     def model(text: list[int]) -> int:
@@ -211,13 +249,17 @@ def test_beside_a_head_each_row_verifies_what_promises_more(start: Callable[...,
 
 
 @pytest.mark.parametrize("verifies", [{}, {"admits": 2}, {"scheduled": 2}])
-def test_a_head_is_judged_by_what_was_verified(start: Callable[..., Vllm], verifies: dict[str, int]) -> None:
+def test_a_head_is_judged_by_what_was_verified(
+    start: Callable[..., Vllm], verifies: dict[str, int]
+) -> None:
     """It is always right, as far as it is asked; nothing else knows the texts."""
 
     def model(text: list[int]) -> int:
         return hash(tuple(text[-3:])) % 290
 
-    engine = Engine(start(functools.partial(ScriptedHead, model, 1.0, most=4)), {}, model, **verifies)
+    engine = Engine(
+        start(functools.partial(ScriptedHead, model, 1.0, most=4)), {}, model, **verifies
+    )
     outputs_are_plain(engine, requests(0, 16))
     head = engine.ours._head
     assert head is not None
@@ -227,9 +269,13 @@ def test_a_head_is_judged_by_what_was_verified(start: Callable[..., Vllm], verif
 
 
 def test_a_suffix_lookup_is_no_head(start: Callable[..., Vllm], place: str) -> None:
-    """As the release after 0.33 has it in its model runner V2: what is drafted here comes first, then its own."""
+    """As the release after 0.33 has it in its model runner V2: what
+    is drafted here comes first, then its own.
+    """
     engine = Engine(
-        start(functools.partial(ScriptedHead, MODEL, 0.9, most=4), method="suffix"), {"datastores": [place]}, MODEL
+        start(functools.partial(ScriptedHead, MODEL, 0.9, most=4), method="suffix"),
+        {"datastores": [place]},
+        MODEL,
     )
     outputs_are_plain(engine, requests(0))
     assert engine.ours._head is None
@@ -239,7 +285,9 @@ def test_a_suffix_lookup_is_no_head(start: Callable[..., Vllm], place: str) -> N
 def test_what_drafts_for_another_purpose_is_left_alone(
     start: Callable[..., Vllm], place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    vllm = start(functools.partial(ScriptedHead, MODEL, 0.0, most=4), method="extract_hidden_states")
+    vllm = start(
+        functools.partial(ScriptedHead, MODEL, 0.0, most=4), method="extract_hidden_states"
+    )
     engine = Engine(vllm, {"datastores": [place]}, MODEL)
     outputs_are_plain(engine, requests(0))
     assert not hasattr(engine.speculator, "rest_store")
@@ -249,7 +297,9 @@ def test_what_drafts_for_another_purpose_is_left_alone(
     assert line == f"rest-store: vLLM drafts alone: {method}"
 
 
-def test_sampled_rows_keep_a_heads_drafts_that_are_judged_by_its_logits(start: Callable[..., Vllm], place: str) -> None:
+def test_sampled_rows_keep_a_heads_drafts_that_are_judged_by_its_logits(
+    start: Callable[..., Vllm], place: str
+) -> None:
     def head(states: Any) -> ScriptedHead:
         made = ScriptedHead(MODEL, 0.0, states, 4)
         made.draft_logits = torch.zeros(1)
@@ -301,7 +351,9 @@ def test_a_prediction_is_drafted_from(vllm: Vllm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lag", [False, True])
-@pytest.mark.parametrize(("part", "name"), [(Candidate, "of"), (speculator, "Step"), (speculator.Step, "read")])
+@pytest.mark.parametrize(
+    ("part", "name"), [(Candidate, "of"), (speculator, "Step"), (speculator.Step, "read")]
+)
 def test_whatever_fails_leaves_the_native_drafts_meanwhile(
     vllm: Vllm, place: str, monkeypatch: pytest.MonkeyPatch, part: Any, name: str, lag: bool
 ) -> None:
@@ -319,7 +371,9 @@ def test_whatever_fails_leaves_the_native_drafts_meanwhile(
 
 
 @pytest.mark.parametrize("lag", [False, True])
-@pytest.mark.parametrize(("part", "name"), [(Candidate, "of"), (speculator.Speculator, "_verified")])
+@pytest.mark.parametrize(
+    ("part", "name"), [(Candidate, "of"), (speculator.Speculator, "_verified")]
+)
 def test_a_fault_of_one_request_costs_that_one_its_drafts(
     vllm: Vllm, place: str, monkeypatch: pytest.MonkeyPatch, part: Any, name: str, lag: bool
 ) -> None:
@@ -330,9 +384,13 @@ def test_a_fault_of_one_request_costs_that_one_its_drafts(
     def failing_for_one(*arguments: Any) -> Any:
         faulty = engine.ours._requests.get("faulty")
         bound = getattr(arguments[-1], "keywords", None) is not None and arguments[-1].func.__self__
-        return 1 / 0 if faulty is not None and faulty in (bound, arguments[1]) else native(*arguments)
+        return (
+            1 / 0 if faulty is not None and faulty in (bound, arguments[1]) else native(*arguments)
+        )
 
-    monkeypatch.setattr(part, name, staticmethod(failing_for_one) if part is Candidate else failing_for_one)
+    monkeypatch.setattr(
+        part, name, staticmethod(failing_for_one) if part is Candidate else failing_for_one
+    )
     outputs_are_plain(engine, asked)
     errors, accepted = totals(engine, "errors"), engine.accepted
     assert set(errors) == {"propose"}
@@ -352,16 +410,18 @@ def test_models_whose_logits_cannot_be_seen_are_drafted_for(vllm: Vllm, place: s
 
 def test_without_settings_vllm_is_left_alone(vllm: Vllm) -> None:
     runner = vllm.modules["vllm.v1.worker.gpu.model_runner"]
-    assert not hasattr(runner.init_speculator(vllm.config(None), torch.device("cpu"), None), "rest_store")
+    assert not hasattr(
+        runner.init_speculator(vllm.config(None), torch.device("cpu"), None), "rest_store"
+    )
     before = runner.init_speculator
     plugin.install()
     assert runner.init_speculator is before, "wrapped once"
 
 
 def test_settings_are_checked_at_the_start(vllm: Vllm, tmp_path: Path, place: str) -> None:
-    with pytest.raises(EngineSettingsError, match=r"additional_config\.rest_store: a key is 'datastors'"):
+    with pytest.raises(ArgumentError, match=r"additional_config\.rest_store: a key is 'datastors'"):
         Engine(vllm, {"datastors": [place]}, MODEL)
-    with pytest.raises(EngineSettingsError, match="lag is 1, expected true or false"):
+    with pytest.raises(ArgumentError, match="lag is 1, expected true or false"):
         Engine(vllm, {"lag": 1}, MODEL)
     with pytest.raises(DatastoreNotFoundError):
         Engine(vllm, {"datastores": [str(tmp_path / "absent")]}, MODEL)
@@ -381,7 +441,13 @@ class OtherSpeculator:
     [
         ("requests", "vllm.v1.worker.gpu.model_runner:GPUModelRunner.add_requests is absent"),
         ("states", "vllm.v1.worker.gpu.states:RequestState.all_token_ids is absent; "),
-        ("propose", "OtherSpeculator.propose takes self, input_batch, num_sampled, expected self, input_batch, attn_"),
+        (
+            "propose",
+            (
+                "OtherSpeculator.propose takes self, input_batch, num_sampled, expected self,"
+                " input_batch, attn_"
+            ),
+        ),
     ],
 )
 def test_a_seam_that_has_changed_is_left_alone(
@@ -396,10 +462,14 @@ def test_a_seam_that_has_changed_is_left_alone(
     if change == "requests":
         del runner.GPUModelRunner.add_requests
     elif change == "states":
-        monkeypatch.setattr(vllm.modules["vllm.v1.worker.gpu.states"], "RequestState", OtherSpeculator)
+        monkeypatch.setattr(
+            vllm.modules["vllm.v1.worker.gpu.states"], "RequestState", OtherSpeculator
+        )
     else:
         vllm.head = lambda states: OtherSpeculator()
-    speculator = runner.init_speculator(vllm.config({"datastores": [place]}), torch.device("cpu"), None)
+    speculator = runner.init_speculator(
+        vllm.config({"datastores": [place]}), torch.device("cpu"), None
+    )
     assert not hasattr(speculator, "rest_store")
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"rest-store: vLLM drafts alone: {message}")
@@ -423,11 +493,13 @@ def test_one_line_says_why_settings_are_not_used(
         assert arguments(config).create_engine_config() is config
     said = [record.getMessage() for record in caplog.records]
     assert said == ([f"rest-store: {reason}: no drafts, nothing is remembered"] if reason else [])
-    with pytest.raises(EngineSettingsError, match=r"additional_config\.rest_store: a key is 'datastors'"):
+    with pytest.raises(ArgumentError, match=r"additional_config\.rest_store: a key is 'datastors'"):
         arguments(vllm.config({"datastors": []})).create_engine_config()
 
 
-def test_a_vllm_without_the_seam_is_left_alone(start: Callable[..., Vllm], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vllm_without_the_seam_is_left_alone(
+    start: Callable[..., Vllm], caplog: pytest.LogCaptureFixture
+) -> None:
     vllm = start(installed=False)
     package = vllm.modules["vllm.v1.worker.gpu.spec_decode"]
     package.init_speculator = native = lambda config: None
@@ -437,7 +509,9 @@ def test_a_vllm_without_the_seam_is_left_alone(start: Callable[..., Vllm], caplo
     assert "takes config, expected vllm_config, device, req_states" in caplog.text
 
 
-def test_memory_can_be_written_by_the_next_engine_of_the_process(vllm: Vllm, tmp_path: Path) -> None:
+def test_memory_can_be_written_by_the_next_engine_of_the_process(
+    vllm: Vllm, tmp_path: Path
+) -> None:
     """An engine that is dropped closes what it has opened."""
     for _ in range(2):
         engine = Engine(vllm, {"remember": str(tmp_path / "memory")}, MODEL)
@@ -485,7 +559,11 @@ def test_the_device_takes_what_follows_what_was_written() -> None:
         ([4], [42, 42]),
     ):
         texts[1, 4 : 4 + len(new)] = torch.tensor(new)
-        lengths, rows, otherwise = torch.tensor([0, 4 + len(new)]), torch.tensor([1, 0]), torch.full((2, 2), 42)
+        lengths, rows, otherwise = (
+            torch.tensor([0, 4 + len(new)]),
+            torch.tensor([1, 0]),
+            torch.full((2, 2), 42),
+        )
         drafts = drafts_on_device([candidate, None], [4, 0], lag, texts, rows, lengths, otherwise)
         assert drafts.tolist() == [expected, [42, 42]]
         draft = candidate.draft(np.array(new, np.int32))

@@ -30,7 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "node-client"
 BUILD = ROOT / "build" / "node-client"  # as far below the root, where the client looks for proto/
 OLDEST_NODE = 20
-NO_NETWORK = r"npm error code (EAI_AGAIN|ENOTFOUND|ECONN\w+|ENET\w+|EHOST\w+|ETIMEDOUT|ERR_SOCKET_TIMEOUT)"
+NO_NETWORK = (
+    r"npm error code (EAI_AGAIN|ENOTFOUND|ECONN\w+|ENET\w+|EHOST\w+|ETIMEDOUT|ERR_SOCKET_TIMEOUT)"
+)
 CORPUS = zipf_corpus(seed=1, tokens=3_000, alphabet=40, vocabulary_size=49_152, shards=2)
 NODES = 16  # of a tree, at most
 PATIENT = {"lateMs": PATIENCE * 1000}
@@ -54,24 +56,37 @@ for await (const line of createInterface({ input: process.stdin })) {
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(list(map(str, command)), cwd=BUILD, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        list(map(str, command)), cwd=BUILD, capture_output=True, text=True, check=False
+    )
 
 
 def page_module() -> str:
     """The TypeScript of docs/reference/protocol.md, with the names that it takes as given."""
     (snippet,) = re.findall(
-        r"```typescript\n(.*?)```", (ROOT / "docs" / "reference" / "protocol.md").read_text("utf-8"), re.DOTALL
+        r"```typescript\n(.*?)```",
+        (ROOT / "docs" / "reference" / "protocol.md").read_text("utf-8"),
+        re.DOTALL,
     )
     names = {"draft-session": "DraftSession", "service": "Service", "tree": "type Tree"}
-    imports = "".join(f'import {{ {name} }} from "./{module}.js";\n' for module, name in names.items())
-    given = "declare const prompt: number[], output: number[], verify: (tree: Tree) => Promise<number[]>;\n"
+    imports = "".join(
+        f'import {{ {name} }} from "./{module}.js";\n' for module, name in names.items()
+    )
+    given = (
+        "declare const prompt: number[], output: number[], verify: (tree: Tree) =>"
+        " Promise<number[]>;\n"
+    )
     return imports + given + snippet
 
 
 @pytest.fixture(scope="module")
 def built() -> None:
     """The client in BUILD, and the snippet of the page compiled beside it."""
-    version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False) if _npm() else None
+    version = (
+        subprocess.run(["node", "--version"], capture_output=True, text=True, check=False)
+        if _npm()
+        else None
+    )
     if version is None or int(version.stdout[1:].partition(".")[0]) < OLDEST_NODE:
         pytest.skip(f"needs node {OLDEST_NODE} or newer, and npm")
     shutil.rmtree(BUILD, ignore_errors=True)
@@ -114,7 +129,9 @@ def first_tree(directory: Path, text: list[int]) -> TokenTree:
 
 
 class Text(NamedTuple):
-    """A prompt, and of each step in which a session in process writes after it, the draft and the accepted tokens."""
+    """A prompt, and of each step in which a session in process writes
+    after it, the draft and the accepted tokens.
+    """
 
     prompt: list[int]
     trees: list[TokenTree]
@@ -137,7 +154,9 @@ def text(directory: Path) -> Text:
             session.accept(rest[:count])
             rest = rest[count:]
     assert len(text.trees) > 10
-    assert sum(map(len, text.accepted)) > 1.5 * len(text.trees), "drafts were accepted, and others were not"
+    assert sum(map(len, text.accepted)) > 1.5 * len(text.trees), (
+        "drafts were accepted, and others were not"
+    )
     return text
 
 
@@ -146,10 +165,15 @@ class Client:
 
     def __init__(self, target: str) -> None:
         command = ["node", "--input-type=module", "--eval", DRIVER, target]
-        self._process = subprocess.Popen(command, cwd=BUILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, cwd=BUILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def step(self, **step: object) -> dict[str, Any]:
-        """Begin with a `prompt`, or accept tokens with their top-k; return the tree then drafted."""
+        """Begin with a `prompt`, or accept tokens with their top-k.
+
+        Return the tree then drafted.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"nodes": NODES, "options": PATIENT, **step}) + "\n")
@@ -189,21 +213,27 @@ def test_a_replay_takes_the_steps_of_one_in_process(service: Service, directory:
         for recording in read_recordings(path):
             assert recording.top_k.size
             sources = [store, PromptLookup(), RecycledLogits()]
-            outcome = replay([recording], sources, Calibration.default(), max_nodes=NODES, learn=True)
+            outcome = replay(
+                [recording], sources, Calibration.default(), max_nodes=NODES, learn=True
+            )
             steps = f"{outcome.tokens} tokens in {outcome.steps} steps"
             lines.append(f"{steps}, M {outcome.mean_accepted:.2f}")
     assert done.stderr == ""
     assert done.stdout.splitlines() == lines
 
 
-def test_a_broken_stream_is_opened_again_from_the_text(built: None, directory: Path, text: Text) -> None:
+def test_a_broken_stream_is_opened_again_from_the_text(
+    built: None, directory: Path, text: Text
+) -> None:
     first, second, third, *_ = text.accepted
     with running(directory) as service, Client(service.target) as client:
         require_same(client.step(prompt=text.prompt), text.trees[0])
         require_same(client.step(accept=first), text.trees[1])
         service.kill()
         service.restart()
-        require_same(client.step(accept=second), first_tree(directory, text.prompt + first + second))
+        require_same(
+            client.step(accept=second), first_tree(directory, text.prompt + first + second)
+        )
         service.kill()
         assert client.step(accept=third)["tokens"] == []
         service.restart()

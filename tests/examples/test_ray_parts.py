@@ -16,7 +16,9 @@ from tests.shared.services import PATIENCE
 from tests.shared.strategies import Corpus, write_datastore
 
 pytestmark = [
-    pytest.mark.skipif("REST_STORE_RAY" not in os.environ, reason="starts a Ray cluster: make test-ray"),
+    pytest.mark.skipif(
+        "REST_STORE_RAY" not in os.environ, reason="starts a Ray cluster: make test-ray"
+    ),
     pytest.mark.filterwarnings("default"),  # Ray's own
 ]
 
@@ -28,7 +30,19 @@ def test_parts_are_served_and_started_again(tmp_path: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=node)
     cluster.add_node(**node)
     datastore = write_datastore(tmp_path, Corpus(300, [[[5, 6, 7]], [[5, 6, 8]], [[5, 6, 7]]]))
-    words = [datastore, "--address", cluster.address, "--parts", 2, "--replicas", 2, "--host", "127.0.0.1", "--port", 0]
+    words = [
+        datastore,
+        "--address",
+        cluster.address,
+        "--parts",
+        2,
+        "--replicas",
+        2,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        0,
+    ]
     command = [sys.executable, ROOT / "examples/ray_parts.py", *words]
     try:
         with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True) as process:
@@ -38,7 +52,10 @@ def test_parts_are_served_and_started_again(tmp_path: Path) -> None:
                 assert client.count([5, 6]) == 3
                 assert client.count([6, 7]) == 2
                 found = subprocess.run(
-                    ["pgrep", "-f", f"serve {datastore} --part 1/2"], capture_output=True, text=True, check=True
+                    ["pgrep", "-f", f"serve {datastore} --part 1/2"],
+                    capture_output=True,
+                    text=True,
+                    check=True,
                 )
                 for number in found.stdout.split():
                     os.kill(int(number), signal.SIGKILL)

@@ -1,4 +1,7 @@
-"""The scripts and the notebook of examples/, each run on a tiny model; that for vLLM is run in tests/engines/vllm."""
+"""The scripts and the notebook of examples/, each run on a tiny model.
+
+That for vLLM is run in tests/engines/vllm.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from tests.shared.scripts import script
 from tests.shared.tiny import text_tokenizer, write_model
 
 EXAMPLES = ROOT / "examples"
-CODE = "def push(self, item):\n    self.items.append(item)\n\n\ndef pop(self):\n    return self.items.pop()\n"
+CODE = (
+    "def push(self, item):\n    self.items.append(item)\n\n\ndef pop(self):\n    return"
+    " self.items.pop()\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,16 @@ def run(name: str, *arguments: object, typed: str = "") -> str:
 
 
 def test_own_code_is_built_once_and_drafts(model: Path, folder: Path, tmp_path: Path) -> None:
-    arguments = [model, folder, "--datastore", tmp_path / "code.ds", "--prompt", "def pop", "--max-new-tokens", 12]
+    arguments = [
+        model,
+        folder,
+        "--datastore",
+        tmp_path / "code.ds",
+        "--prompt",
+        "def pop",
+        "--max-new-tokens",
+        12,
+    ]
     printed = run("own_code.py", *arguments)
     assert printed.startswith("def pop")
     assert "times as fast" in printed
@@ -64,10 +79,14 @@ def test_a_chat_remembers_its_answers(model: Path, tmp_path: Path, end: str) -> 
         assert memory.info().document_count == 2
 
 
-@pytest.mark.filterwarnings("default::rest_store.errors.DraftingWarning")  # a busy machine's service may be late
+@pytest.mark.filterwarnings(
+    "default::rest_store.errors.DraftingWarning"
+)  # a busy machine's service may be late
 def test_two_clients_share_what_one_wrote(model: Path, tmp_path: Path) -> None:
     prompts = ["--prompt", "def push", "def push"]
-    printed = run("service_and_clients.py", model, tmp_path / "shared", *prompts, "--max-new-tokens", 12)
+    printed = run(
+        "service_and_clients.py", model, tmp_path / "shared", *prompts, "--max-new-tokens", 12
+    )
     first, second = printed.strip().split("\n\n")
     assert first.splitlines()[0] == second.splitlines()[0]
     with rest_store.LiveDatastore.open(tmp_path / "shared", read_only=True) as shared:
@@ -75,12 +94,18 @@ def test_two_clients_share_what_one_wrote(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default::rest_store.errors.DraftingWarning")  # the service is killed
-def test_the_demo_ends_with_the_same_text_although_a_service_died(model: Path, folder: Path, tmp_path: Path) -> None:
+def test_the_demo_ends_with_the_same_text_although_a_service_died(
+    model: Path, folder: Path, tmp_path: Path
+) -> None:
     rest_store.build(folder, model, tmp_path / "code.ds")
-    printed = run("demo.py", model, tmp_path / "code.ds", tmp_path / "memory", "--max-new-tokens", 12)
+    printed = run(
+        "demo.py", model, tmp_path / "code.ds", tmp_path / "memory", "--max-new-tokens", 12
+    )
     assert "times as fast" in printed
     assert "The text is the same." in printed
-    assert re.search(r"^M \d\.\d\d from the datastore, M \d\.\d\d from the answer that", printed, re.MULTILINE)
+    assert re.search(
+        r"^M \d\.\d\d from the datastore, M \d\.\d\d from the answer that", printed, re.MULTILINE
+    )
     with rest_store.LiveDatastore.open(tmp_path / "memory", read_only=True) as memory:
         assert memory.info().document_count == 1
 
@@ -109,7 +134,11 @@ def test_the_first_model_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_notebook_runs(
-    model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((EXAMPLES / "first_hour.ipynb").read_text(encoding="utf-8"))

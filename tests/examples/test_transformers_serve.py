@@ -1,4 +1,6 @@
-"""The generate.py of examples/transformers-serve/, loaded from a model's directory by transformers and its server."""
+"""The generate.py of examples/transformers-serve/, loaded from a
+model's directory by transformers and its server.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,21 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("serve")
     write_model(place / "model", max_position_embeddings=512)
     shutil.copytree(EXAMPLE / "custom_generate", place / "model" / "custom_generate")
-    build_quick(write_jsonl(place / "corpus.jsonl", TEXTS), place / "model" / "tokenizer.json", place / "ds")
+    build_quick(
+        write_jsonl(place / "corpus.jsonl", TEXTS), place / "model" / "tokenizer.json", place / "ds"
+    )
     return place / "model"
 
 
-def test_a_trusted_model_generates_with_drafts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trusted_model_generates_with_drafts(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("REST_STORE_DATASTORES", str(directory.parent / "ds"))
     plain = AutoModelForCausalLM.from_pretrained(directory)
     drafting = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)
-    assert not isinstance(drafting.generate, type(plain.generate)), "transformers has taken the example"
+    assert not isinstance(drafting.generate, type(plain.generate)), (
+        "transformers has taken the example"
+    )
     drafted = []
     original = draft_sessions.draft_all
 
@@ -50,16 +58,25 @@ def test_a_trusted_model_generates_with_drafts(directory: Path, monkeypatch: pyt
     monkeypatch.setattr(draft_sessions, "draft_all", counting)
     ids = torch.tensor([[5, 6, 7, 8, 9, 7, 8]])
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False}
-    assert drafting.generate(ids, adaptive=False, **options).tolist() == plain.generate(ids, **options).tolist()
+    assert (
+        drafting.generate(ids, adaptive=False, **options).tolist()
+        == plain.generate(ids, **options).tolist()
+    )
     assert sum(drafted) > 0
 
 
 @pytest.mark.slow
 def test_it_serves_openai_clients(directory: Path) -> None:
-    """The texts of the real server are those of the same server without the example; streams and stop strings too."""
+    """The texts of the real server are those of the same server without the example.
+
+    Streams and stop strings too.
+    """
     for package in ("fastapi", "uvicorn", "openai"):
         pytest.importorskip(package)
-    with serving(directory) as plain, serving(directory, "--trust-remote-code") as drafting:  # both start at once
+    with (
+        serving(directory) as plain,
+        serving(directory, "--trust-remote-code") as drafting,
+    ):  # both start at once
         expected, texts = (
             [
                 answer(client, directory, prompt, **more)
@@ -78,12 +95,23 @@ def serving(directory: Path, *options: str) -> Iterator[Any]:
     import openai
 
     port = free_port()
-    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(directory), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "transformers.cli.transformers",
+        "serve",
+        str(directory),
+        *options,
+    ]
     environment = {**os.environ, "REST_STORE_DATASTORES": str(directory.parent / "ds")}
     arguments = [*command, "--dtype", "float32", "--port", str(port), "--device", "cpu"]
-    with subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    with subprocess.Popen(
+        arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
         try:  # the first request is sent again until the server has begun to answer
-            yield openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="none", max_retries=30)
+            yield openai.OpenAI(
+                base_url=f"http://localhost:{port}/v1", api_key="none", max_retries=30
+            )
         finally:
             server.kill()
 
@@ -91,7 +119,9 @@ def serving(directory: Path, *options: str) -> Iterator[Any]:
 def answer(client: Any, model: Path, prompt: str, **options: Any) -> str:
     """Return the server's answer."""
     settings = {"model": str(model), "max_tokens": 30, "temperature": 0, **options}
-    written = client.chat.completions.create(messages=[{"role": "user", "content": prompt}], **settings)
+    written = client.chat.completions.create(
+        messages=[{"role": "user", "content": prompt}], **settings
+    )
     if not options.get("stream"):
         return written.choices[0].message.content or ""
     return "".join(piece.choices[0].delta.content or "" for piece in written if piece.choices)

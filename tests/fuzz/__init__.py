@@ -1,1 +1,3 @@
-"""Fuzzers: random cases against what is promised, for as long as one likes (`python -m tests.fuzz --help`)."""
+"""Fuzzers: random cases against what is promised, for as long as
+one likes (`python -m tests.fuzz --help`).
+"""

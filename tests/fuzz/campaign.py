@@ -90,7 +90,9 @@ def run_case(fuzzer: Fuzzer, chance: random.Random) -> Result:
         raise
     except BaseException as error:
         lines = traceback.format_exception(error)
-        return Result(failure=" ".join(lines[-1].split())[:300], detail=f"{fuzzer.case}\n{''.join(lines)}")
+        return Result(
+            failure=" ".join(lines[-1].split())[:300], detail=f"{fuzzer.case}\n{''.join(lines)}"
+        )
 
 
 class Worker:
@@ -126,7 +128,10 @@ class Worker:
         Worker._stack.close()
 
     def run(self, seed: int, number: int) -> Result | None:
-        """Run a case; None if the process crashed or was ended because it hung, which it says on standard error."""
+        """Run a case.
+
+        None if the process crashed or was ended because it hung, which it says on standard error.
+        """
         try:
             return self._pool.submit(Worker._work, self._name, seed, number).result()
         except BrokenProcessPool:
@@ -197,6 +202,8 @@ class Campaign:
         lines = []
         for name, failed in self.failed.items():
             lines.append(f"{name:24}{self.cases[name]:>9,} cases  {failed.total():>7,} failures")
-            lines += [f"  {outcome:40}{count:>9,}" for outcome, count in self.outcomes[name].most_common()]
+            lines += [
+                f"  {outcome:40}{count:>9,}" for outcome, count in self.outcomes[name].most_common()
+            ]
             lines += [f"  failed: {kind:60}{count:>9,}" for kind, count in failed.most_common()]
         return "\n".join(lines)

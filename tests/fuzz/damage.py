@@ -1,7 +1,8 @@
 """Random damage to all files of a datastore, before it is opened and while it is open.
 
-What must hold: no process crashes or waits for ever; what opens answers within bounds, or raises an error of ours; it
-answers exactly where only files that queries do not read are damaged; a check finds all that answers depend on.
+What must hold: no process crashes or waits for ever; what opens answers within bounds, or raises an
+error of ours; it answers exactly where only files that queries do not read are damaged; a check
+finds all that answers depend on.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SHARD_FILES = (".tokens", ".suffixes")
 LARGE = 1 << 24  # bytes, more than any file has unless it was made to grow
 
 
-# --- What is done to files --------------------------------------------------------------------------------------------
+# --- What is done to files ------------------------------------------------------------------------
 
 
 def damage(rng: random.Random, data: bytearray) -> None:
@@ -65,20 +66,40 @@ def damage(rng: random.Random, data: bytearray) -> None:
         elif kind == 4:
             other = rng.randrange(start, size)
             run = min(run, size - other)
-            data[at : at + run], data[other : other + run] = data[other : other + run], data[at : at + run]
+            data[at : at + run], data[other : other + run] = (
+                data[other : other + run],
+                data[at : at + run],
+            )
         elif kind == 5:
             del data[at : rng.choice([at + run, size])]
         elif kind == 6:
             data[at:at] = rng.randbytes(run) if rng.random() < 0.5 else data[at : at + run]
         elif len(data) >= 256:  # a header field
-            offset, size = rng.choice([(12, 2), (14, 2), (16, 4), (20, 4), (24, 8), (32, 8), (40, 8), (80, 8)])
+            offset, size = rng.choice(
+                [(12, 2), (14, 2), (16, 4), (20, 4), (24, 8), (32, 8), (40, 8), (80, 8)]
+            )
             old = int.from_bytes(data[offset : offset + size], "little")
-            new = rng.choice([0, 1, old + 1, old - 1, old * 2, old // 2, 64, 2**30, 2 ** (8 * size) - 1, old * 2**32])
+            new = rng.choice(
+                [
+                    0,
+                    1,
+                    old + 1,
+                    old - 1,
+                    old * 2,
+                    old // 2,
+                    64,
+                    2**30,
+                    2 ** (8 * size) - 1,
+                    old * 2**32,
+                ]
+            )
             data[offset : offset + size] = (new % 2 ** (8 * size)).to_bytes(size, "little")
 
 
 def damage_bytes(chance: random.Random, path: Path, spare: Path) -> None:
-    """Change some bytes, in place as somebody with write access would: a mapping of the file sees it."""
+    """Change some bytes, in place as somebody with write access
+    would: a mapping of the file sees it.
+    """
     data = bytearray(path.read_bytes())
     damage(chance, data)
     with path.open("r+b") as stream:
@@ -141,15 +162,23 @@ def write_nonsense(chance: random.Random, path: Path, spare: Path) -> None:
     width = token_width(vocabulary_size)
     positions = chance.choice([2, 3, 64, 65, 66, 130, 700, chance.randrange(2, 700)])
     count = chance.randrange(1, positions // 2 + 1)
-    alphabet = [chance.randrange(256**width) for _ in range(chance.choice([1, 2, 30]))] + [0, vocabulary_size - 1]
-    symbols = b"".join(chance.choice(alphabet).to_bytes(width, "big") for _ in range(positions - 1)) + b"\xff" * width
+    alphabet = [chance.randrange(256**width) for _ in range(chance.choice([1, 2, 30]))] + [
+        0,
+        vocabulary_size - 1,
+    ]
+    symbols = (
+        b"".join(chance.choice(alphabet).to_bytes(width, "big") for _ in range(positions - 1))
+        + b"\xff" * width
+    )
     entries, bits = positions - count, entry_bits(positions)
     order = [chance.randrange(2**bits) for _ in range(entries)]
     if chance.random() < 0.75:  # sorted, except for some
         order = sorted(range(positions), key=lambda position: symbols[width * position :])[:entries]
         for _ in range(chance.choice([0, 1, 20])):
             order[chance.randrange(entries)] = chance.randrange(2**bits)
-    keys = [int.from_bytes(symbols[width * place :][:8].ljust(8, b"\0"), "big") for place in order[::64]]
+    keys = [
+        int.from_bytes(symbols[width * place :][:8].ljust(8, b"\0"), "big") for place in order[::64]
+    ]
     if chance.random() < 0.5:
         keys[chance.randrange(len(keys))] = chance.randrange(2**64)
     payload = b"".join(key.to_bytes(8, "little") for key in keys) + pack_entries(order, bits)
@@ -175,7 +204,10 @@ ON_OPEN = [damage_bytes, damage_bytes, cut, replace]
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise AssertionError unless `holds`; for `except` clauses, where the linter takes an assertion for a mistake."""
+    """Raise AssertionError unless `holds`.
+
+    For `except` clauses, where the linter takes an assertion for a mistake.
+    """
     assert holds, otherwise
 
 
@@ -190,11 +222,13 @@ def contents(directory: Path) -> Contents:
     return found
 
 
-# --- What is asked ----------------------------------------------------------------------------------------------------
+# --- What is asked --------------------------------------------------------------------------------
 
 
 def heavy(rng: random.Random, alphabet: list[int], size: int) -> list[list[int]]:
-    """Documents with many repeats: matches with many more occurrences than are sampled for up to 4 nodes."""
+    """Documents with many repeats: matches with many more
+    occurrences than are sampled for up to 4 nodes.
+    """
     ids = [alphabet[min(int(rng.expovariate(0.7)), len(alphabet) - 1)] for _ in range(size)]
     cuts = sorted(rng.sample(range(1, size), max(1, size // 60)))
     return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
@@ -206,7 +240,10 @@ def write_pristine(directory: Path) -> None:
     top = 2**24 - 2
     corpora = [
         Corpus(300, [[[7] * 600, [7] * 40 + [8, 9] * 30]]),
-        Corpus(65_535, [heavy(rng, [0, 1, 255, 65_534], 500), heavy(rng, [1, 255, 256], 400), [[65_534]]]),
+        Corpus(
+            65_535,
+            [heavy(rng, [0, 1, 255, 65_534], 500), heavy(rng, [1, 255, 256], 400), [[65_534]]],
+        ),
         Corpus(70_000, [heavy(rng, [5, 255, 65_535, 69_999], 600), heavy(rng, [5, 256], 300)]),
         Corpus(top + 1, [heavy(rng, [0, top, top - 1, 0xFFFF00], 200) for _ in range(3)]),
         Corpus(3, [[[0, 1, 2]], [[2]]]),
@@ -226,7 +263,9 @@ class Fuzzer(campaign.Fuzzer):
         tokenizer = write_tokenizer(directory / "tokenizer.json")
         corpus = write_jsonl(directory / "corpus.jsonl", documents(60))
         for shard_tokens in (500, 5000):
-            build_quick(corpus, tokenizer, pristine / f"built-{shard_tokens}", shard_tokens=shard_tokens)
+            build_quick(
+                corpus, tokenizer, pristine / f"built-{shard_tokens}", shard_tokens=shard_tokens
+            )
         self._pristine = sorted(pristine.iterdir())
         self._contents = {path.name: contents(path) for path in self._pristine}
         self._copies = 0
@@ -249,7 +288,9 @@ class Fuzzer(campaign.Fuzzer):
         is_sealed = False
         for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
             way = chance.choice(ON_OPEN if opened is not None else WAYS)
-            paths = sorted(path for path in work.iterdir() if path.is_file() and not path.is_symlink())
+            paths = sorted(
+                path for path in work.iterdir() if path.is_file() and not path.is_symlink()
+            )
             if not paths:
                 break
             path = chance.choice(paths)
@@ -269,12 +310,17 @@ class Fuzzer(campaign.Fuzzer):
                 read_copies(store)
             for kind, ask in QUERIES.items():
                 found[f"{kind}: {self._asked(ask, chance, source, store, sound)}"] += 1
-        found[f"check: {self._checked(chance, work, None if is_sealed else self._contents[source.name])}"] += 1
+        found[
+            "check:"
+            f" {self._checked(chance, work, None if is_sealed else self._contents[source.name])}"
+        ] += 1
         if chance.random() < 0.15:
             found[f"command: {command(chance, work)}"] += 1
         return found
 
-    def _asked(self, ask: Any, chance: random.Random, source: Path, store: Datastore, sound: bool) -> str:
+    def _asked(
+        self, ask: Any, chance: random.Random, source: Path, store: Datastore, sound: bool
+    ) -> str:
         pristine = Datastore.open(source)
         symbols = [int(symbol) for symbol in chance.choice(pristine.shards).tokens.symbols()]
         context = some_context(chance, symbols, pristine.vocabulary_size)
@@ -284,7 +330,9 @@ class Fuzzer(campaign.Fuzzer):
             require(not sound, f"{error}, though only other files are damaged")
             return type(error).__name__
         if sound:
-            assert answer == ask(pristine, context), "another answer, though only other files are damaged"
+            assert answer == ask(pristine, context), (
+                "another answer, though only other files are damaged"
+            )
         return "answered"
 
     def _checked(self, chance: random.Random, work: Path, expected: Contents | None) -> str:
@@ -293,14 +341,20 @@ class Fuzzer(campaign.Fuzzer):
         except RestStoreError as error:
             require(contents(work) != expected, f"nothing is damaged: {error}")
             return type(error).__name__
-        assert expected is None or contents_are(work, expected, ("",)), "a check does not find what differs"
+        assert expected is None or contents_are(work, expected, ("",)), (
+            "a check does not find what differs"
+        )
         return "valid"
 
 
 def read_copies(store: Datastore) -> None:
-    """Let the kernel read exact copies of the arrays, so that a sanitizer sees each read beyond their ends."""
+    """Let the kernel read exact copies of the arrays, so that a
+    sanitizer sees each read beyond their ends.
+    """
     views = [
-        dataclasses.replace(view, symbols=view.symbols.copy(), keys=view.keys.copy(), entries=view.entries.copy())
+        dataclasses.replace(
+            view, symbols=view.symbols.copy(), keys=view.keys.copy(), entries=view.entries.copy()
+        )
         for view in (shard.view for shard in store.shards)
     ]
     store._snapshot = Snapshot.of(views, store.vocabulary_size)
@@ -315,7 +369,11 @@ def contents_are(directory: Path, expected: Contents, names: tuple[str, ...]) ->
 def some_context(rng: random.Random, symbols: list[int], vocabulary_size: int) -> list[int]:
     """A piece of the undamaged `symbols`, or any token."""
     at = rng.randrange(len(symbols))
-    piece = [symbol for symbol in symbols[at : at + rng.choice([1, 1, 2, 5, 70])] if symbol < vocabulary_size]
+    piece = [
+        symbol
+        for symbol in symbols[at : at + rng.choice([1, 1, 2, 5, 70])]
+        if symbol < vocabulary_size
+    ]
     return piece or [rng.randrange(vocabulary_size)]
 
 
@@ -388,7 +446,9 @@ QUERIES: dict[str, Callable[[Datastore, list[int]], Any]] = {
 
 def command(chance: random.Random, work: Path) -> str:
     """Run a command on the datastore: one line, and the status of a failure."""
-    arguments = chance.choice([["info"], ["info", "--json"], ["check"], ["query", "--tokens", "1,2"]])
+    arguments = chance.choice(
+        [["info"], ["info", "--json"], ["check"], ["query", "--tokens", "1,2"]]
+    )
     result = CliRunner().invoke(main, [arguments[0], str(work), *arguments[1:]])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -22,7 +22,9 @@ from tests.shared.tiny import VOCABULARY
 def nonsense(chance: random.Random) -> Any:
     """Something that is no tree to verify."""
     size = chance.choice([1, 3, 70, 2000])
-    tokens = [chance.choice([0, 5, VOCABULARY - 1, VOCABULARY, 10**6, 2**31 - 1]) for _ in range(size)]
+    tokens = [
+        chance.choice([0, 5, VOCABULARY - 1, VOCABULARY, 10**6, 2**31 - 1]) for _ in range(size)
+    ]
     match = SuffixMatch(chance.choice([0, 1, 2, 64]), chance.choice([1, 5]))
     wrong = [None, 3, "tree", [], [[]], object(), {"tokens": [1]}, (1, 2), np.zeros(4)]
     return chance.choice([*wrong, *[TokenTree(tokens, [-1] * size, [1] * size, match=match)] * 3])
@@ -31,12 +33,15 @@ def nonsense(chance: random.Random) -> Any:
 class Source:
     """A source that is its own member.
 
-    It drafts how known texts go on, in right trees and in wrong ones, and fails at times in the ways of `faults`.
+    It drafts how known texts go on, in right trees and in wrong ones, and fails at times in the
+    ways of `faults`.
     """
 
     has_references = False
 
-    def __init__(self, texts: list[list[int]], chance: random.Random, faults: frozenset[str]) -> None:
+    def __init__(
+        self, texts: list[list[int]], chance: random.Random, faults: frozenset[str]
+    ) -> None:
         self.texts, self.chance, self.faults = texts, chance, faults
         self.context: list[int] = []
         self.max_nodes = 0
@@ -59,7 +64,9 @@ class Source:
         for text in self.texts:
             for place in range(len(text) - len(end), -1, -1):
                 if end and text[place : place + len(end)] == end:
-                    future = text[place + len(end) : place + len(end) + self.chance.choice([1, 4, 9])]
+                    future = text[
+                        place + len(end) : place + len(end) + self.chance.choice([1, 4, 9])
+                    ]
                     return self._around([token for token in future if token >= 0], max_nodes)
         return self._around([], max_nodes)
 
@@ -67,7 +74,10 @@ class Source:
         paths = [future] if future else []
         for _ in range(self.chance.randrange(4)):
             cut = self.chance.randrange(len(future) + 1)
-            paths.append(future[:cut] + [self.chance.randrange(VOCABULARY) for _ in range(self.chance.randrange(1, 4))])
+            paths.append(
+                future[:cut]
+                + [self.chance.randrange(VOCABULARY) for _ in range(self.chance.randrange(1, 4))]
+            )
         self.chance.shuffle(paths)
         while paths:
             tree = tree_of(paths)
@@ -104,21 +114,32 @@ class Source:
         self.raise_at_times()
 
 
-def some_datastore(chance: random.Random, texts: list[list[int]], directory: Path) -> rest_store.Datastore:
+def some_datastore(
+    chance: random.Random, texts: list[list[int]], directory: Path
+) -> rest_store.Datastore:
     """A datastore of pieces of the texts and of noise."""
     documents = []
     for text in texts:
         start = chance.randrange(len(text) + 1)
         documents += [text[start:], text[: chance.randrange(len(text) + 1)]]
-    noise = [[chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 40))] for _ in range(chance.randrange(6))]
-    documents = [piece for piece in ([token for token in part if token >= 0] for part in documents + noise) if piece]
+    noise = [
+        [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 40))]
+        for _ in range(chance.randrange(6))
+    ]
+    documents = [
+        piece
+        for piece in ([token for token in part if token >= 0] for part in documents + noise)
+        if piece
+    ]
     cut = chance.randrange(len(documents) + 1)
     shards = [shard for shard in (documents[:cut], documents[cut:]) if shard] or [[[1]]]
     place = directory / f"datastore-{len(list(directory.iterdir()))}"
     return rest_store.Datastore.open(write_datastore(place, Corpus(VOCABULARY, shards)))
 
 
-def some_drafter(chance: random.Random, texts: list[list[int]], directory: Path, target: str) -> tuple[str, list[Any]]:
+def some_drafter(
+    chance: random.Random, texts: list[list[int]], directory: Path, target: str
+) -> tuple[str, list[Any]]:
     """Return what goes into `drafter`, in words and as it is.
 
     Args:
@@ -146,12 +167,16 @@ def some_drafter(chance: random.Random, texts: list[list[int]], directory: Path,
             options = {
                 "send_text": chance.random() < 0.7,
                 "timeout": chance.choice([0.005, PATIENCE]),
-                "tokenizer": chance.choice([None, identity(VOCABULARY), identity(VOCABULARY), identity(12)]),
+                "tokenizer": chance.choice(
+                    [None, identity(VOCABULARY), identity(VOCABULARY), identity(12)]
+                ),
             }
             names[-1] += str(options)
             sources.append(rest_store.DatastoreClient(target, **options))
         else:
-            faults = frozenset(name for name in ("raises", "nonsense", "mutates", "slow") if chance.random() < 0.4)
+            faults = frozenset(
+                name for name in ("raises", "nonsense", "mutates", "slow") if chance.random() < 0.4
+            )
             names[-1] += str(sorted(faults))
             sources.append(Source(texts, random.Random(chance.randrange(2**32)), faults))
     return str(names), sources

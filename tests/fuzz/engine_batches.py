@@ -1,6 +1,7 @@
 """Batches of an engine: requests that are preempted and aborted, with sessions that fail at random.
 
-What must hold: the text is that of the model alone, and the engine gets draft tokens that it can verify.
+What must hold: the text is that of the model alone, and the engine gets draft tokens that it can
+verify.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ LOG.propagate = False
 
 def model_of(chance: random.Random) -> Model:
     """A model whose next token depends on the last few; a small alphabet makes it repeat."""
-    width, alphabet, seed = chance.randrange(1, 5), chance.choice([2, 7, 300]), chance.randrange(1000)
+    width, alphabet, seed = (
+        chance.randrange(1, 5),
+        chance.choice([2, 7, 300]),
+        chance.randrange(1000),
+    )
     return lambda text: hash((seed, *text[-width:])) % alphabet
 
 
@@ -39,25 +44,47 @@ class Fuzzer(campaign.Fuzzer):
     """One batch from the first request to the last."""
 
     def run(self, chance: random.Random) -> Counter[str]:
-        model, longest, most = model_of(chance), chance.choice([60, 120, 400]), chance.randrange(1, 17)
+        model, longest, most = (
+            model_of(chance),
+            chance.choice([60, 120, 400]),
+            chance.randrange(1, 17),
+        )
         asked = [_request(chance, longest) for _ in range(chance.randrange(1, 20))]
         shutil.rmtree(self.directory / "memory", ignore_errors=True)
         vllm = Vllm(identity(VOCABULARY))
         with ExitStack() as stack:
             stack.enter_context(patch.dict(sys.modules, vllm.modules))
             plugin.install()
-            for where, name in ((DraftSession, "draft"), (DraftSession, "accept"), (DraftSession, "close")):
-                stack.enter_context(patch.object(where, name, _unsteady(getattr(where, name), chance, 0.02)))
+            for where, name in (
+                (DraftSession, "draft"),
+                (DraftSession, "accept"),
+                (DraftSession, "close"),
+            ):
+                stack.enter_context(
+                    patch.object(where, name, _unsteady(getattr(where, name), chance, 0.02))
+                )
             for name in ("draft_all", "accept_all"):
                 whole = getattr(request_drafter, name)
-                stack.enter_context(patch.object(request_drafter, name, _unsteady(whole, chance, 0.05)))
+                stack.enter_context(
+                    patch.object(request_drafter, name, _unsteady(whole, chance, 0.05))
+                )
             settings = {
                 "datastores": [self._datastore(chance, model)],
                 "remember": str(self.directory / "memory"),
                 "lag": chance.random() < 0.5,
             }
-            rows, chunk, ahead = chance.randrange(1, 9), chance.choice([5, 30, 1000]), chance.random() < 0.5
-            shapes: dict[str, Any] = {"most": most, "longest": longest, "rows": rows, "chunk": chunk, "ahead": ahead}
+            rows, chunk, ahead = (
+                chance.randrange(1, 9),
+                chance.choice([5, 30, 1000]),
+                chance.random() < 0.5,
+            )
+            shapes: dict[str, Any] = {
+                "most": most,
+                "longest": longest,
+                "rows": rows,
+                "chunk": chunk,
+                "ahead": ahead,
+            }
             engine = Engine(vllm, settings, model, shows_logits=chance.random() < 0.5, **shapes)
             self.case = f"{len(asked)} requests, {shapes}, {settings}"
             aborted = self._run(engine, asked, chance)
@@ -68,11 +95,17 @@ class Fuzzer(campaign.Fuzzer):
                 assert request.output == expected
             metrics = engine.ours.drafter.metrics
             engine.ours.drafter.close()
-            errors = [label for (name, label), total in metrics.totals().items() if name == "errors" and total]
+            errors = [
+                label
+                for (name, label), total in metrics.totals().items()
+                if name == "errors" and total
+            ]
             accepted = engine.accepted
             del engine
             gc.collect()
-        return Counter({"accepted" if accepted else "nothing accepted": 1, **dict.fromkeys(errors, 1)})
+        return Counter(
+            {"accepted" if accepted else "nothing accepted": 1, **dict.fromkeys(errors, 1)}
+        )
 
     def _datastore(self, chance: random.Random, model: Model) -> str:
         place: Path = self.directory / "ds"
@@ -102,7 +135,9 @@ class Fuzzer(campaign.Fuzzer):
 
 
 def _request(chance: random.Random, longest: int) -> Request:
-    prompt = [chance.randrange(chance.choice([3, 290])) for _ in range(chance.randrange(1, longest // 2))]
+    prompt = [
+        chance.randrange(chance.choice([3, 290])) for _ in range(chance.randrange(1, longest // 2))
+    ]
     return Request(prompt, chance.randrange(1, longest))
 
 

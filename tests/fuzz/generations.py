@@ -1,9 +1,11 @@
-"""Generations with drafts against plain `generate` of transformers, over tiny models of many architectures.
+"""Generations with drafts against plain `generate` of transformers,
+over tiny models of many architectures.
 
-What must hold (docs/how-to/generation.md): the same tokens, greedy or sampled from the same seed, after as many random
-draws. A sampled batch draws its own numbers, the same whatever is drafted: it is compared with ours without drafts.
-Where there is no text, an error of ours, or the very one of plain generation. Models have 64-bit numbers, so that
-rounding, which differs between one token and a tree of them, decides nothing.
+What must hold (docs/how-to/generation.md): the same tokens, greedy or sampled from the same seed,
+after as many random draws. A sampled batch draws its own numbers, the same whatever is drafted: it
+is compared with ours without drafts. Where there is no text, an error of ours, or the very one of
+plain generation. Models have 64-bit numbers, so that rounding, which differs between one token and
+a tree of them, decides nothing.
 """
 
 from __future__ import annotations
@@ -81,7 +83,11 @@ def drafted_text(plan: Plan, model: Any, drafter: list[Any]) -> Text | BaseExcep
     else:
         prompt = {name: asked.pop(name) for name in plan.inputs}
         text = write(
-            lambda: rest_store.Generator(model, None, drafter, **plan.drafting).generate(prompt, **asked).sequences
+            lambda: (
+                rest_store.Generator(model, None, drafter, **plan.drafting)
+                .generate(prompt, **asked)
+                .sequences
+            )
         )
     for name, value in kept.items():
         assert torch.equal(plan.inputs[name], value), f"{name} was changed"
@@ -95,10 +101,14 @@ def difference(plan: Plan, plain: Text, ours: Text) -> str:
     if ours.draw != plain.draw:
         return "another number of random draws"
     if not isinstance(plain.output, torch.Tensor):
-        if type(ours.output).__name__ != type(plain.output).__name__ and not hasattr(ours.output, "statistics"):
+        if type(ours.output).__name__ != type(plain.output).__name__ and not hasattr(
+            ours.output, "statistics"
+        ):
             return f"a {type(ours.output).__name__} for a {type(plain.output).__name__}"
         static = plan.options.get("cache_implementation") == "static"  # ours returns none of these
-        if not static and (getattr(ours.output, CACHE) is None) != (getattr(plain.output, CACHE) is None):
+        if not static and (getattr(ours.output, CACHE) is None) != (
+            getattr(plain.output, CACHE) is None
+        ):
             return f"{CACHE}: {getattr(ours.output, CACHE)} for {getattr(plain.output, CACHE)}"
         if not {"eos_token_id", "stopping_criteria", "stop_strings"} & set(plan.options):
             for name in ("scores", "logits"):
@@ -111,7 +121,9 @@ def near(ours: Any, plain: Any) -> bool:
     """Whether two tuples of scores differ by rounding only."""
     if ours is None or plain is None:
         return ours is plain
-    return all(torch.allclose(own, theirs, equal_nan=True) for own, theirs in zip(ours, plain, strict=True))
+    return all(
+        torch.allclose(own, theirs, equal_nan=True) for own, theirs in zip(ours, plain, strict=True)
+    )
 
 
 def judge(plan: Plan, plain: Text | BaseException, ours: Text | BaseException) -> str:
@@ -129,7 +141,11 @@ def judge(plan: Plan, plain: Text | BaseException, ours: Text | BaseException) -
             return f"{name} of plain generation, too"
         raise ours
     if isinstance(plain, BaseException):
-        drawing = isinstance(plain, RuntimeError) and "probability tensor" in str(plain) and len(ours.sequences) > 1
+        drawing = (
+            isinstance(plain, RuntimeError)
+            and "probability tensor" in str(plain)
+            and len(ours.sequences) > 1
+        )
         assert drawing, f"a text, where plain generation raises {type(plain).__name__}: {plain}"
         return "answered, where plain generation fails to draw for a row that has ended"
     differs = difference(plan, plain, ours)
@@ -144,16 +160,22 @@ class Fuzzer(campaign.Fuzzer):
         super().__init__(directory, stack)
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.callback(transformers.utils.logging.set_verbosity, transformers.utils.logging.get_verbosity())
+        stack.callback(
+            transformers.utils.logging.set_verbosity, transformers.utils.logging.get_verbosity()
+        )
         transformers.utils.logging.set_verbosity_error()
-        served = write_datastore(directory / "served", Corpus(VOCABULARY, [[list(range(VOCABULARY))], [[5, 9] * 20]]))
+        served = write_datastore(
+            directory / "served", Corpus(VOCABULARY, [[list(range(VOCABULARY))], [[5, 9] * 20]])
+        )
         self._target = stack.enter_context(running(served)).target
 
     def run(self, chance: random.Random) -> Counter[str]:
         """Run one case."""
         plan = some_plan(chance)
         options = {name: value for name, value in plan.options.items() if name != "tokenizer"}
-        self.case = f"{plan.words}, {', '.join(plan.inputs)}, {plan.way}\n{options}\n{plan.drafting}"
+        self.case = (
+            f"{plan.words}, {', '.join(plan.inputs)}, {plan.way}\n{options}\n{plan.drafting}"
+        )
         model = plan.model()
         attention = model.config._attn_implementation
         plain = plain_text(plan, model)
@@ -170,5 +192,7 @@ class Fuzzer(campaign.Fuzzer):
         if isinstance(plain, Text) and chance.random() < 0.2:
             again = plain_text(plan, model)
             assert isinstance(again, Text), again
-            assert torch.equal(plain.sequences, again.sequences), "plain generation differs afterwards"
+            assert torch.equal(plain.sequences, again.sequences), (
+                "plain generation differs afterwards"
+            )
         return Counter([outcome])

@@ -1,8 +1,9 @@
 """Processes that add, delete and merge, and are killed at random moments.
 
-What must hold of the live datastore then: nothing that was acknowledged is lost, nothing that was deleted is back,
-what was not acknowledged is there whole or not at all, and every answer is that of a brute-force count. Replicas are
-killed beside it: at the end, what they hold is the same, document by document.
+What must hold of the live datastore then: nothing that was acknowledged is lost, nothing that was
+deleted is back, what was not acknowledged is there whole or not at all, and every answer is that of
+a brute-force count. Replicas are killed beside it: at the end, what they hold is the same, document
+by document.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ for thread in threads:
 live.close()
 """
 
-# Keeps a replica up to date until it is killed; several processes share one cache. Changes are read from the directory
-# of the live datastore, as its service would read them.
+# Keeps a replica up to date until it is killed; several processes share one cache. Changes are read
+# from the directory of the live datastore, as its service would read them.
 _REPLICA = """
 live, replica = opened_replica({place!r}, {directory!r})
 print("opened", flush=True)
@@ -94,16 +95,24 @@ class Fuzzer(campaign.Fuzzer):
         outcomes: Counter[str] = Counter()
         try:
             for number in range(chance.choice([1, 1, 2, 3])):
-                lines = [some_acts(chance, known, vocabulary_size) for _ in range(chance.choice([1, 1, 3]))]
+                lines = [
+                    some_acts(chance, known, vocabulary_size)
+                    for _ in range(chance.choice([1, 1, 3]))
+                ]
                 step = chance.choice([0, chance.randrange(1, 12), chance.randrange(1, 120)])
-                self.case = f"kill {number}: vocabulary {vocabulary_size}, {len(lines)} threads, step {step}"
+                self.case = (
+                    f"kill {number}: vocabulary {vocabulary_size}, {len(lines)} threads, step"
+                    f" {step}"
+                )
                 outcomes[self._killed(chance, place, vocabulary_size, step, lines, known)] += 1
                 if place.exists() and chance.random() < 0.3:
                     damage(chance, place)
                 if known.acknowledged or (place / "documents.sqlite").exists():
                     require_kept(place, vocabulary_size, known, chance)
                 if known.acknowledged:
-                    replicas += [self._replica(place, cache, chance) for _ in range(chance.choice([0, 1, 2]))]
+                    replicas += [
+                        self._replica(place, cache, chance) for _ in range(chance.choice([0, 1, 2]))
+                    ]
                 for process in replicas:
                     if chance.random() < 0.5:
                         process.kill()
@@ -132,7 +141,13 @@ class Fuzzer(campaign.Fuzzer):
         return process
 
     def _killed(
-        self, chance: random.Random, place: Path, vocabulary_size: int, step: int, lines: list[Any], known: _Known
+        self,
+        chance: random.Random,
+        place: Path,
+        vocabulary_size: int,
+        step: int,
+        lines: list[Any],
+        known: _Known,
     ) -> str:
         """Run a process until it is killed or has ended; return how that was."""
         process = _start(_WORKER, step, place, vocabulary_size=vocabulary_size)
@@ -149,7 +164,9 @@ class Fuzzer(campaign.Fuzzer):
             for line in process.stdout:
                 done.add(int(line))
                 if not step and len(done) > last:
-                    time.sleep(chance.choice([0, 0, 0.001, 0.01]))  # at any moment of what it does next
+                    time.sleep(
+                        chance.choice([0, 0, 0.001, 0.01])
+                    )  # at any moment of what it does next
                     process.kill()
             said = process.stderr.read()
         assert process.returncode in (0, -9), f"status {process.returncode}: {said}"
@@ -163,7 +180,9 @@ def _start(program: str, step: int, directory: Path, **of: object) -> subprocess
     """Start a program that kills itself at a step; `of`: what else it says."""
     code = (_KILLED_AT_STEP + program).format(step=step, directory=str(directory), **of)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen([sys.executable, "-c", code], **pipes, text=True, cwd=Path(__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-c", code], **pipes, text=True, cwd=Path(__file__).parents[2]
+    )
 
 
 class _Known:
@@ -200,7 +219,9 @@ def some_acts(chance: random.Random, known: _Known, vocabulary_size: int) -> lis
         known.number += 1
         act = chance.choices(["add", "delete", "compact"], [8, 3, 1])[0]
         if act == "delete" and there:
-            arguments: list[Any] = [[there.pop() for _ in range(min(len(there), chance.choice([1, 1, 4])))]]
+            arguments: list[Any] = [
+                [there.pop() for _ in range(min(len(there), chance.choice([1, 1, 4])))]
+            ]
         elif act == "compact":
             arguments = []
         else:
@@ -233,14 +254,14 @@ def damage(chance: random.Random, place: Path) -> None:
 
 def small() -> None:
     """Have few documents go through all that many would."""
-    retention._MEMTABLE, retention._LARGEST, retention._COMMIT = 32, 2000, 400
+    retention._MEMTABLE, retention._MAX_SEGMENT_POSITIONS, retention._COMMIT = 32, 2000, 400
 
 
 def opened_replica(place: str, cache: str) -> tuple[LiveDatastore, LiveDatastore]:
     """Open the live datastore at `place` for reading, and a replica of it."""
     live = LiveDatastore.open(place, read_only=True)
     service = Service(live)
-    service.most_bytes = 500
+    service.max_bytes = 500
     locations.reach = lambda: service
     return live, LiveDatastore.open(LOCATION, cache=cache)
 
@@ -250,8 +271,12 @@ def require_equal(place: Path, cache: Path) -> None:
     with mock.patch.object(locations, "reach"), LiveDatastore.open(place) as live:
         reader, replica = opened_replica(str(place), str(cache))
         with reader, replica:
-            until(lambda: replica.newest_change == live.newest_change and replica.info().failure is None)
-            held, expected = (some.changes(0, "", most_bytes=1 << 40) for some in (replica, live))
+            until(
+                lambda: (
+                    replica.newest_change == live.newest_change and replica.info().failure is None
+                )
+            )
+            held, expected = (some.changes(0, "", max_bytes=1 << 40) for some in (replica, live))
             assert held.added == expected.added, "other documents"
             assert held.datastore_id == expected.datastore_id or not live.newest_change
             assert replica.info().token_count == live.info().token_count

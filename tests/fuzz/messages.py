@@ -1,8 +1,9 @@
 """Random messages to a real service, and random answers to its clients.
 
-What must hold: the service lives, answers a request of ours as before, and needs memory and time for a message in
-proportion to its size; each refusal has a status of the table in `rest_store.service.errors`, none of them UNKNOWN or
-INTERNAL. Whatever a service answers, clients return something valid or raise an error of ours.
+What must hold: the service lives, answers a request of ours as before, and needs memory and time
+for a message in proportion to its size; each refusal has a status of the table in
+`rest_store.service.errors`, none of them UNKNOWN or INTERNAL. Whatever a service answers, clients
+return something valid or raise an error of ours.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ PROBE = pb.DraftRequest(
 ).SerializeToString()
 
 
-# --- What is sent -----------------------------------------------------------------------------------------------------
+# --- What is sent ---------------------------------------------------------------------------------
 
 
 def some_heavy_message(chance: random.Random) -> tuple[str, bytes]:
     """A method and a message of up to 4 MiB that is small for what is in it."""
     number = int(10 ** chance.uniform(2, 6.3))
     context = chance.choice([pb.Context(), pb.Context(tokens=[1]), pb.Context(tokens=[1, 2] * 32)])
-    limits = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=chance.choice([0, 1024]), max_depth=32))
+    limits = pb.DraftRequest(limits=pb.TreeLimits(max_nodes=chance.choice([0, 1024]), max_depth=32))
     selection = pb.Selection(datastores=[chance.choice(["one", "two", "", "none"])])
     sequence = pb.CountRequest(tokens=[1] * chance.choice([1, 64]))
     method, begin, repeated = chance.choice(
@@ -77,7 +78,9 @@ def some_heavy_message(chance: random.Random) -> tuple[str, bytes]:
         ]
     )
     data = begin.SerializeToString()
-    return method, data + times(chance.choice([repeated.SerializeToString()] * 5 + [UNKNOWN]), number)
+    return method, data + times(
+        chance.choice([repeated.SerializeToString()] * 5 + [UNKNOWN]), number
+    )
 
 
 def times(data: bytes, number: int) -> bytes:
@@ -89,14 +92,18 @@ def some_session(chance: random.Random) -> list[bytes]:
     """The messages of one session; in half of the cases all are as they should be."""
     text = [chance.randrange(9) for _ in range(chance.choice([1, 5, 100, 2000]))]
     opening = pb.SessionOpening(
-        tokens=np.array(text, "<i4").tobytes(), prompt_lookup=True, recycled_logits=chance.choice([b"", b"key"])
+        tokens=np.array(text, "<i4").tobytes(),
+        prompt_lookup=True,
+        recycled_logits=chance.choice([b"", b"key"]),
     )
     opening.selection.datastores.append(chance.choice(["one", "two"]))
     opening.references.extend([opening.tokens] * chance.choice([0, 0, 1, 3]))
     messages = [pb.DraftSessionRequest(open=opening)]
     for _ in range(chance.randrange(12)):
         tokens = [token % 9 for token in some_tokens(chance)] or [1]
-        top_k = pb.TopK(k=8, tokens=np.full(8 * len(tokens), chance.randrange(-1, 9), "<i4").tobytes())
+        top_k = pb.TopK(
+            k=8, tokens=np.full(8 * len(tokens), chance.randrange(-1, 9), "<i4").tobytes()
+        )
         messages.append(pb.DraftSessionRequest(accepted=[pb.Accepted(tokens=tokens, top_k=top_k)]))
     for message in messages:
         if chance.random() < 0.8:
@@ -129,10 +136,12 @@ def some_answer(chance: random.Random, kind: type[Message], true: bytes) -> byte
         case 2:  # the fields of both
             return true + some_message(chance, kind).SerializeToString()
         case _:
-            return chance.choice([b"", b"\xff" * 9, bytes(chance.randrange(40)), true + true, bytes(5 << 20)])
+            return chance.choice(
+                [b"", b"\xff" * 9, bytes(chance.randrange(40)), true + true, bytes(5 << 20)]
+            )
 
 
-# --- The service ------------------------------------------------------------------------------------------------------
+# --- The service ----------------------------------------------------------------------------------
 
 
 class Victim:
@@ -145,7 +154,9 @@ class Victim:
         self.channel = stack.enter_context(self.service.channel())
         self.read = 0
         with DatastoreClient(self.service.target, datastore="one", timeout=PATIENCE) as client:
-            assert client.draft([2, 3, 4]) == rest_store.Datastore.open(datastores[0]).draft([2, 3, 4])
+            assert client.draft([2, 3, 4]) == rest_store.Datastore.open(datastores[0]).draft(
+                [2, 3, 4]
+            )
         self.expected = self._probe()
         self.memory = self.service.resident_bytes()
 
@@ -161,12 +172,21 @@ class Victim:
 
     def seconds(self) -> float:
         """Return the processor time that the service has used."""
-        fields = Path(f"/proc/{self.service.process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{self.service.process.pid}/stat")
+            .read_text(encoding="ascii")
+            .rpartition(")")[2]
+            .split()
+        )
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def require_sound(self) -> None:
-        """Raise AssertionError unless the service answers as it did, in the memory that it had, without a defect."""
-        assert self.service.process.poll() is None, "the service ended: " + "".join(self.service.log[-30:])
+        """Raise AssertionError unless the service answers as it did,
+        in the memory that it had, without a defect.
+        """
+        assert self.service.process.poll() is None, "the service ended: " + "".join(
+            self.service.log[-30:]
+        )
         assert self._probe() == self.expected
         grown = self.service.resident_bytes() - self.memory
         assert grown < MEMORY, f"the service holds {grown >> 20} MiB more than at first"
@@ -192,7 +212,9 @@ class Fuzzer(campaign.Fuzzer):
 
     def run(self, chance: random.Random) -> Counter[str]:
         """Run one case."""
-        kind = chance.choices([self._requests, self._heavy, self._sessions, self._clients], weights=[5, 3, 5, 6])[0]
+        kind = chance.choices(
+            [self._requests, self._heavy, self._sessions, self._clients], weights=[5, 3, 5, 6]
+        )[0]
         self.case = kind.__name__.strip("_")
         victim = self.victim
         try:
@@ -213,7 +235,9 @@ class Fuzzer(campaign.Fuzzer):
         _, code, reason = ending(begin(victim.channel, method, data), stream=method in STREAMS)
         spent = victim.seconds() - began
         where = f"{method}, {len(data)} bytes that begin {data[:60]!r}"
-        assert spent < SECONDS + SECONDS_PER_BYTE * len(data), f"{where}: {spent:.1f} s of processors ({code} {reason})"
+        assert spent < SECONDS + SECONDS_PER_BYTE * len(data), (
+            f"{where}: {spent:.1f} s of processors ({code} {reason})"
+        )
         return Counter([outcome_of(code, reason, where)])
 
     def _sessions(self, chance: random.Random) -> Counter[str]:
@@ -240,17 +264,24 @@ class Fuzzer(campaign.Fuzzer):
                 found[outcome_of(code, reason, "a session")] += 1
         return found
 
-    # --- Its clients --------------------------------------------------------------------------------------------------
+    # --- Its clients ------------------------------------------------------------------------------
 
     def _clients(self, chance: random.Random) -> Counter[str]:
-        own, honesty = random.Random(chance.random()), chance.choice([0.2, 0.5, 0.9])  # of the relay's threads
+        own, honesty = (
+            random.Random(chance.random()),
+            chance.choice([0.2, 0.5, 0.9]),
+        )  # of the relay's threads
 
         def answer(name: str, true: bytes) -> bytes | None:
             if own.random() < honesty:
                 return true
             if own.random() < 0.1:
                 time.sleep(0.4)
-            return None if name in STREAMS and own.random() < 0.1 else some_answer(own, RESPONSES[name], true)
+            return (
+                None
+                if name in STREAMS and own.random() < 0.1
+                else some_answer(own, RESPONSES[name], true)
+            )
 
         found: Counter[str] = Counter()
         kind: Any = chance.choice([DatastoreClient, Waiting])
@@ -308,12 +339,16 @@ def drafted_through(chance: random.Random, target: str) -> Counter[str]:
             datastore=chance.choice(["one", "two", None]),
             send_text=chance.random() < 0.8,
         ) as client,
-        rest_store.DraftSession([client, *sources], prompt=[1, 2, 3], source_timeout=2.0) as session,
+        rest_store.DraftSession(
+            [client, *sources], prompt=[1, 2, 3], source_timeout=2.0
+        ) as session,
     ):
         for _ in range(10):
             tree = session.draft(8, chance.choice([None, [1 + 0.01 * nodes for nodes in range(9)]]))
             assert tree_fault(tree, 8, 2**31) is None, tree_fault(tree, 8, 2**31)
-            assert all(abs(weight) <= 1 for weight in session.calibration.weights), session.calibration.weights
+            assert all(abs(weight) <= 1 for weight in session.calibration.weights), (
+                session.calibration.weights
+            )
             rows = [[chance.randrange(9), -1]] * (1 + len(tree)) if chance.random() < 0.5 else None
             session.accept([chance.randrange(9)], [[chance.randrange(9)]], node_top_k=rows)
         found["session drafts"] += 10

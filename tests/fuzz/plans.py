@@ -1,4 +1,6 @@
-"""What generations are asked: a model, a prompt, the options of plain generation and those of ours."""
+"""What generations are asked: a model, a prompt, the
+options of plain generation and those of ours.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +61,18 @@ SETTINGS: dict[str, Callable[[random.Random], Any]] = {
     "no_repeat_ngram_size": lambda chance: chance.randrange(1, 4),
     "encoder_no_repeat_ngram_size": lambda chance: chance.randrange(1, 4),
     "bad_words_ids": lambda chance: [some_tokens(chance, 4) for _ in range(chance.randrange(1, 9))],
-    "sequence_bias": lambda chance: {tuple(some_tokens(chance, 3)): chance.uniform(-9, 9) for _ in range(4)},
+    "sequence_bias": lambda chance: {
+        tuple(some_tokens(chance, 3)): chance.uniform(-9, 9) for _ in range(4)
+    },
     "suppress_tokens": lambda chance: some_tokens(chance, 40),
     "begin_suppress_tokens": lambda chance: some_tokens(chance, 40),
     "forced_bos_token_id": lambda chance: chance.randrange(VOCABULARY),
     "forced_eos_token_id": lambda chance: chance.randrange(VOCABULARY),
     "min_new_tokens": lambda chance: chance.randrange(12),
-    "exponential_decay_length_penalty": lambda chance: (chance.randrange(6), chance.uniform(1, 1.5)),
+    "exponential_decay_length_penalty": lambda chance: (
+        chance.randrange(6),
+        chance.uniform(1, 1.5),
+    ),
     "renormalize_logits": lambda chance: True,
     "remove_invalid_values": lambda chance: True,
     "logits_processor": lambda chance: [by_last_token],
@@ -95,7 +102,9 @@ def some_inputs(chance: random.Random) -> dict[str, torch.Tensor]:
     """Token ids of some rows, padded on the left; texts that repeat themselves among them."""
     rows, length = chance.choice([1, 1, 2, 3, 5]), chance.randrange(1, 20)
     few = chance.choice([3, 10, VOCABULARY])
-    ids = torch.tensor([[chance.randrange(3, 3 + few) % VOCABULARY for _ in range(length)] for _ in range(rows)])
+    ids = torch.tensor(
+        [[chance.randrange(3, 3 + few) % VOCABULARY for _ in range(length)] for _ in range(rows)]
+    )
     mask = torch.ones_like(ids)
     for row in range(rows):
         padding = chance.randrange(length) if chance.random() < 0.5 else 0
@@ -106,7 +115,9 @@ def some_inputs(chance: random.Random) -> dict[str, torch.Tensor]:
 
 def some_plan(chance: random.Random) -> Plan:
     """A case, all but its drafter."""
-    architecture = chance.choice([name for name in ARCHITECTURES if name != "gemma2"])  # which has eager attention only
+    architecture = chance.choice(
+        [name for name in ARCHITECTURES if name != "gemma2"]
+    )  # which has eager attention only
     positions = chance.choice([None, None, 24, 32])
     inputs = some_inputs(chance)
     rows, length = inputs["input_ids"].shape
@@ -116,7 +127,9 @@ def some_plan(chance: random.Random) -> Plan:
     plan = Plan(partial(precise_model, architecture, positions), inputs, chance.randrange(2**31))
     plan.words = f"{architecture}, {positions} positions, {rows} rows of {length} and {new} new"
     options = plan.options
-    options.update({"max_length": length + new} if chance.random() < 0.3 else {"max_new_tokens": new})
+    options.update(
+        {"max_length": length + new} if chance.random() < 0.3 else {"max_new_tokens": new}
+    )
     options["do_sample"] = chance.random() < 0.4
     for name in chance.sample(list(SETTINGS), chance.choice([0, 0, 1, 2, 4])):
         options[name] = SETTINGS[name](chance)
@@ -128,9 +141,13 @@ def some_plan(chance: random.Random) -> Plan:
     if chance.random() < 0.5 or "exponential_decay_length_penalty" in options:
         options["eos_token_id"] = chance.sample(range(3, VOCABULARY), chance.choice([1, 6, 20]))
     if "stopping_criteria" in options and rows * options.get("num_return_sequences", 1) > 1:
-        options.setdefault("eos_token_id", [3])  # without one, plain generation writes on to rows that have ended
+        options.setdefault(
+            "eos_token_id", [3]
+        )  # without one, plain generation writes on to rows that have ended
     if chance.random() < 0.3:
-        options.update(return_dict_in_generate=True, output_scores=True, output_logits=chance.random() < 0.5)
+        options.update(
+            return_dict_in_generate=True, output_scores=True, output_logits=chance.random() < 0.5
+        )
     if chance.random() < 0.1:
         del inputs["attention_mask"]
     if options.get("use_cache") is False:

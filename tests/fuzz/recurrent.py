@@ -1,7 +1,7 @@
 """Generations of models with recurrent state, in float32, against plain `generate` of transformers.
 
-Drafts are the text to come with noise, so that most passes accept a part. A sampled batch draws its own numbers, the
-same whatever is drafted: it is compared with ours without drafts.
+Drafts are the text to come with noise, so that most passes accept a part. A sampled batch draws its
+own numbers, the same whatever is drafted: it is compared with ours without drafts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def model_of(family: str) -> Any:
 
 def noisy(future: list[int], random: Any, max_nodes: int, noise: float) -> Any:
     """The text to come, with some tokens replaced."""
-    tokens = [token if random.random() >= noise else int(random.integers(VOCABULARY)) for token in future]
+    tokens = [
+        token if random.random() >= noise else int(random.integers(VOCABULARY)) for token in future
+    ]
     return tree_of([tokens[:max_nodes]] if max_nodes and tokens else [])
 
 
@@ -58,7 +60,9 @@ class Fuzzer(campaign.Fuzzer):
         super().__init__(directory, stack)
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.callback(transformers.utils.logging.set_verbosity, transformers.utils.logging.get_verbosity())
+        stack.callback(
+            transformers.utils.logging.set_verbosity, transformers.utils.logging.get_verbosity()
+        )
         transformers.utils.logging.set_verbosity_error()
 
     def run(self, chance: random.Random) -> Counter[str]:
@@ -66,22 +70,34 @@ class Fuzzer(campaign.Fuzzer):
         family, rows = chance.choice(FAMILIES), chance.choice([1, 1, 2, 3, 4])
         model, seed = model_of(family), chance.randrange(2**32)
         inputs = prompts(rows, chance.choice([8, 14, 30]), seed=seed, padded=chance.random() < 0.7)
-        options: dict[str, Any] = {"max_new_tokens": chance.randrange(1, 48), "do_sample": chance.random() < 0.5}
-        options |= {"top_k": 0, "temperature": chance.choice([0.7, 1.0])} if options["do_sample"] else {}
+        options: dict[str, Any] = {
+            "max_new_tokens": chance.randrange(1, 48),
+            "do_sample": chance.random() < 0.5,
+        }
+        options |= (
+            {"top_k": 0, "temperature": chance.choice([0.7, 1.0])} if options["do_sample"] else {}
+        )
         if chance.random() < 0.4:
             options["eos_token_id"] = chance.sample(range(3, VOCABULARY), 4)
         if chance.random() < 0.2:
             options["repetition_penalty"] = 1.2
-        drafting = {"adaptive": chance.random() < 0.3, "max_nodes": chance.choice([1, 2, 5, 8, 16, 40])}
+        drafting = {
+            "adaptive": chance.random() < 0.3,
+            "max_nodes": chance.choice([1, 2, 5, 8, 16, 40]),
+        }
         noise = chance.choice([0.05, 0.2, 0.4, 1.0])
-        self.case = f"{family}, {rows} rows of {inputs['input_ids'].shape[1]}, seed {seed}, noise {noise}\n"
+        self.case = (
+            f"{family}, {rows} rows of {inputs['input_ids'].shape[1]}, seed {seed}, noise {noise}\n"
+        )
         self.case += f"{options}\n{drafting}"
         ours = {"custom_generate": rest_store.generate} if options["do_sample"] and rows > 1 else {}
         torch.manual_seed(seed)
         plain = model.generate(**inputs, **options, **ours)
         draw = torch.rand(1)
         futures = futures_of(inputs, plain)
-        make = functools.partial(Scripted, futures=futures, script=functools.partial(noisy, noise=noise))
+        make = functools.partial(
+            Scripted, futures=futures, script=functools.partial(noisy, noise=noise)
+        )
         torch.manual_seed(seed)
         output = model.generate(
             **inputs,
@@ -91,9 +107,13 @@ class Fuzzer(campaign.Fuzzer):
             drafter=[Drafted(make)],
             return_dict_in_generate=True,
         )
-        assert torch.equal(output.sequences, plain), f"{output.sequences.tolist()} for {plain.tolist()}"
+        assert torch.equal(output.sequences, plain), (
+            f"{output.sequences.tolist()} for {plain.tolist()}"
+        )
         assert torch.equal(torch.rand(1), draw), "another number of random draws"
         drafts = output.statistics.drafts
         assert not drafts.errors, drafts.errors
         partly = 0 < drafts.accepted < drafts.nodes
-        return Counter(["equal, with some draft tokens accepted and some not" if partly else "equal"])
+        return Counter(
+            ["equal, with some draft tokens accepted and some not" if partly else "equal"]
+        )

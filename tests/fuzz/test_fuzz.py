@@ -29,7 +29,9 @@ class Fuzzer(campaign.Fuzzer):
         return Counter(["answered" if kind == 2 else "NamedError"])
 
 
-def test_a_campaign_goes_on_after_failures_and_says_how_to_run_them_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_campaign_goes_on_after_failures_and_says_how_to_run_them_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     kinds = [chance_of("test_fuzz", 5, number).randrange(4) for number in range(12)]
     assert set(kinds) == set(range(4))
     whole = Campaign(5)

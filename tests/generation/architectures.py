@@ -1,10 +1,12 @@
-"""What becomes of every family of causal language models that the installed transformers has, each made tiny.
+"""What becomes of every family of causal language models that the
+installed transformers has, each made tiny.
 
     python -m tests.generation.architectures [FAMILY ...] [--out FILE]
 
-writes a line for each family. `make docs-tables` makes the tables of docs/reference/architectures.md of its results, one
-for each of three releases of transformers: the pinned one (`benchmarks/results/architectures.json`), the newest and the
-oldest (`architectures_newest.json`, `architectures_oldest.json`).
+writes a line for each family. `make docs-tables` makes the tables of
+docs/reference/architectures.md of its results, one for each of three releases of transformers: the
+pinned one (`benchmarks/results/architectures.json`), the newest and the oldest
+(`architectures_newest.json`, `architectures_oldest.json`).
 """
 
 from __future__ import annotations
@@ -26,20 +28,31 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import rest_store
 from rest_store.bench.options import Destination, result_options
 from rest_store.bench.results import write_result
-from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, ModeNotSupportedError, first_line
+from rest_store.errors import NotSupportedError, first_line
 from rest_store.generation.cache import has_states
 from rest_store.generation.seam import CACHE
 from tests.shared.families import family_model
 from tests.shared.tiny import SCRIPTS, Drafted, Scripted, futures_of, prompts
 
-TREES, CHAINS, REFUSED, NOT_MADE, WRONG = "equal, trees", "equal, chains", "refused", "not made", "wrong"
+TREES, CHAINS, REFUSED, NOT_MADE, WRONG = (
+    "equal, trees",
+    "equal, chains",
+    "refused",
+    "not made",
+    "wrong",
+)
 FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ROWS = 3
-REFUSALS = (ModelNotSupportedError, ModeNotSupportedError, CacheNotSupportedError)
+REFUSALS = (NotSupportedError, NotSupportedError, NotSupportedError)
 FIXED = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
 _LENGTH = 14  # of the prompts
-_SPREADS = (1.0, 3.0, 0.3, 7.0)  # that weights beside those of embeddings are multiplied by, until a text has several tokens
+_SPREADS = (
+    1.0,
+    3.0,
+    0.3,
+    7.0,
+)  # that weights beside those of embeddings are multiplied by, until a text has several tokens
 _LONGEST_NOTE = 160
 
 
@@ -49,9 +62,9 @@ class Outcome(NamedTuple):
     Attributes:
         family: its `model_type`.
         model: its class.
-        kind: "equal, trees" or "equal, chains" (the text of plain `generate`, with drafts of that shape), "refused",
-            "not made" (there is no tiny model that generates) or "wrong" (another text, or an error that is none of
-            ours).
+        kind: "equal, trees" or "equal, chains" (the text of plain `generate`, with drafts of that
+            shape), "refused", "not made" (there is no tiny model that generates) or "wrong"
+            (another text, or an error that is none of ours).
         note: why, or what holds besides.
     """
 
@@ -62,7 +75,10 @@ class Outcome(NamedTuple):
 
 
 def committed() -> dict[str, Outcome] | None:
-    """Return the outcomes by family in the results for the installed transformers; None: none are for this release."""
+    """Return the outcomes by family in the results for the installed transformers.
+
+    None: none are for this release.
+    """
     for path in sorted(RESULTS.glob("architectures*.json")):
         fields = json.loads(path.read_text(encoding="utf-8"))
         if fields["packages"]["transformers"] == transformers.__version__:
@@ -71,11 +87,18 @@ def committed() -> dict[str, Outcome] | None:
 
 
 def outcome_of(family: str) -> Outcome:
-    """Try a family: its plain text, of one row and of several, and the same with right, wrong and mixed drafts."""
+    """Try a family: its plain text, of one row and of several, and
+    the same with right, wrong and mixed drafts.
+    """
     try:
         return _outcome_of(family)
     except Exception as error:
-        return Outcome(family, _model_of(family), WRONG, f"{type(error).__name__}: {first_line(error)}"[:_LONGEST_NOTE])
+        return Outcome(
+            family,
+            _model_of(family),
+            WRONG,
+            f"{type(error).__name__}: {first_line(error)}"[:_LONGEST_NOTE],
+        )
 
 
 def _model_of(family: str) -> str:
@@ -99,7 +122,9 @@ def _outcome_of(family: str) -> Outcome:
     texts = {1: plain, ROWS: model.generate(**prompts(ROWS), **FIXED)}
     if _pads_otherwise(model, texts[ROWS]):
         del texts[ROWS]
-        note = "one row; plain generation writes something else of padded rows than of each row alone"
+        note = (
+            "one row; plain generation writes something else of padded rows than of each row alone"
+        )
     for (rows, text), script in itertools.product(texts.items(), SCRIPTS):
         try:
             output = _drafted(model, prompts(rows), text, script)
@@ -129,7 +154,9 @@ def _telling(family: str) -> tuple[Any, torch.Tensor]:
         try:
             model = family_model(family, **untied)
             embeddings = {id(model.get_input_embeddings().weight)}
-            embeddings |= {id(part.weight) for part in [model.get_output_embeddings()] if part is not None}
+            embeddings |= {
+                id(part.weight) for part in [model.get_output_embeddings()] if part is not None
+            }
             for parameter in model.parameters():
                 if parameter.ndim > 1 and id(parameter) not in embeddings:
                     parameter.data *= spread
@@ -168,9 +195,13 @@ def _drafted(model: Any, inputs: dict[str, torch.Tensor], plain: torch.Tensor, s
 
 
 def _pads_otherwise(model: Any, together: torch.Tensor) -> bool:
-    """Whether plain generation writes something else of rows that are padded than of each row alone."""
+    """Whether plain generation writes something else of rows that
+    are padded than of each row alone.
+    """
     inputs = prompts(ROWS)
-    for ids, mask, text in zip(inputs["input_ids"], inputs["attention_mask"], together, strict=True):
+    for ids, mask, text in zip(
+        inputs["input_ids"], inputs["attention_mask"], together, strict=True
+    ):
         if mask.all():
             continue
         row = ids[mask.bool()][None]
@@ -193,7 +224,13 @@ def main(families: tuple[str, ...], out: Destination) -> None:
         click.echo(": ".join(filter(None, (family, *outcomes[-1][2:]))))
     counts = Counter(outcome.kind for outcome in outcomes)
     click.echo(", ".join(f"{number} {kind}" for kind, number in counts.most_common()))
-    write_result(out, "architectures", {}, ("torch", "transformers"), [outcome._asdict() for outcome in outcomes])
+    write_result(
+        out,
+        "architectures",
+        {},
+        ("torch", "transformers"),
+        [outcome._asdict() for outcome in outcomes],
+    )
     sys.exit(WRONG in counts)
 
 

@@ -16,7 +16,9 @@ from tests.shared.tiny import text_tokenizer
 
 def of_bytes() -> Any:
     """A byte-level tokenizer whose tokens are single bytes."""
-    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    alphabet = {
+        letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     backend = Tokenizer(models.BPE(alphabet, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -24,13 +26,35 @@ def of_bytes() -> Any:
 
 
 def with_byte_fallback() -> Any:
-    """A tokenizer as Llama 2's: bytes stand for characters that it lacks, and a space is put before texts."""
-    tokens = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁ab", "ab", "漢"]
+    """A tokenizer as Llama 2's: bytes stand for characters that it
+    lacks, and a space is put before texts.
+    """
+    tokens = [
+        "<unk>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "a",
+        "b",
+        "▁a",
+        "▁ab",
+        "ab",
+        "漢",
+    ]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     merges = [("a", "b"), ("▁", "a"), ("▁a", "b")]
-    backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     backend.decoder = decoders.Sequence(steps)
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
 
@@ -52,7 +76,10 @@ def test_tokens_become_text_when_their_characters_are_whole() -> None:
     assert "".join(added) == text
     assert "" in added
     assert not any("\ufffd" in part for part in added)
-    assert Detokenizer(tokenizer).words(tokenizer("漢")["input_ids"][:2], last=True) == ["", "\ufffd"]
+    assert Detokenizer(tokenizer).words(tokenizer("漢")["input_ids"][:2], last=True) == [
+        "",
+        "\ufffd",
+    ]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -74,7 +101,9 @@ def test_bytes_that_are_no_text_become_what_they_are_decoded_to() -> None:
     tokenizer, chance = of_bytes(), random.Random(2)
     for _ in range(300):
         tokens = [chance.randrange(len(tokenizer)) for _ in range(chance.randrange(1, 16))]
-        assert "".join(words_of(tokenizer, tokens)) == tokenizer.decode(tokens, skip_special_tokens=True)
+        assert "".join(words_of(tokenizer, tokens)) == tokenizer.decode(
+            tokens, skip_special_tokens=True
+        )
 
 
 class Counting:
@@ -90,13 +119,24 @@ class Counting:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_token_costs_the_same_at_the_end_of_a_long_run_of_its_kind(name: str) -> None:
-    """Special tokens, ids without a token, half characters, and characters that end within the next token."""
+    """Special tokens, ids without a token, half characters, and
+    characters that end within the next token.
+    """
     tokenizer = TOKENIZERS[name]()
     half, *rest = tokenizer.encode("字")[-3:]
-    runs = [[tokenizer.eos_token_id], [len(tokenizer) + 3], [half], rest[-1:], [*rest, half], tokenizer.encode("ab")]
+    runs = [
+        [tokenizer.eos_token_id],
+        [len(tokenizer) + 3],
+        [half],
+        rest[-1:],
+        [*rest, half],
+        tokenizer.encode("ab"),
+    ]
     for run in runs:
         counting = Counting(tokenizer)
         detokenizer = Detokenizer(counting)
         shown = [detokenizer.words([run[place % len(run)]])[0] for place in range(400)]
         assert counting.tokens < 20 * 400
-        assert any(shown[-4:]) == bool(tokenizer.decode(run, skip_special_tokens=True)), "and text is not held back"
+        assert any(shown[-4:]) == bool(tokenizer.decode(run, skip_special_tokens=True)), (
+            "and text is not held back"
+        )

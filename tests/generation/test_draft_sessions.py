@@ -31,7 +31,9 @@ FIXED = {"max_new_tokens": 24, "do_sample": False}
 class Faulty:
     """A session that fails in one of its calls, from the `after`-th on."""
 
-    def __init__(self, prompt: list[int], where: str, after: int = 0, error: BaseException | None = None) -> None:
+    def __init__(
+        self, prompt: list[int], where: str, after: int = 0, error: BaseException | None = None
+    ) -> None:
         self.where, self.left = where, after
         self.error = error or ConnectionError("the service went away")
         self._do("opening")
@@ -72,7 +74,11 @@ def test_a_source_that_raises_changes_nothing(where: str, after: int, rows: int)
     plain = model.generate(**inputs, **FIXED)
     after = 0 if where in ("opening", "close") else after
     what = "nothing was drafted" if after == 0 else "went on without"
-    with warning_of(what, "ConnectionError: the service went away") if where != "close" else nullcontext():
+    with (
+        warning_of(what, "ConnectionError: the service went away")
+        if where != "close"
+        else nullcontext()
+    ):
         output = model.generate(
             **inputs,
             **FIXED,
@@ -84,7 +90,9 @@ def test_a_source_that_raises_changes_nothing(where: str, after: int, rows: int)
     assert torch.equal(output.sequences, plain)
     counts = output.statistics.drafts
     if where == "accept":
-        assert counts.dropped[("drafted", "error")] > 0, "a member that has lost the text is not asked again"
+        assert counts.dropped[("drafted", "error")] > 0, (
+            "a member that has lost the text is not asked again"
+        )
     elif where != "close":
         assert counts.dropped == {("drafted", "error"): counts.asked - rows * after}
 
@@ -99,7 +107,9 @@ def test_a_tree_that_cannot_be_verified_costs_its_step_alone(every: int, rows: i
     def script(future: list[int], random: Any, max_nodes: int) -> TokenTree:
         nonlocal steps
         steps += 1
-        return tree_of([[5, VOCABULARY]]) if steps % every == 0 else right(future, random, max_nodes)
+        return (
+            tree_of([[5, VOCABULARY]]) if steps % every == 0 else right(future, random, max_nodes)
+        )
 
     what = "nothing was drafted" if every == 1 else "went on without"
     with warning_of(what, "draft: a token outside the model's 0..95"):
@@ -117,7 +127,9 @@ def test_the_wait_for_services_is_that_of_the_latest_step(monkeypatch: pytest.Mo
     plain = model.generate(**inputs, **FIXED)
     ends = int(plain[0, inputs["input_ids"].shape[1] + 2])  # of the first row, after three tokens
     waits: list[tuple[float, int]] = []
-    monkeypatch.setattr(SessionSources, "waited", property(lambda _: 1.0, lambda *_: None), raising=False)
+    monkeypatch.setattr(
+        SessionSources, "waited", property(lambda _: 1.0, lambda *_: None), raising=False
+    )
 
     def learn(_: Any, __: Any, sessions: Any, ___: int, piece: Any, ____: float) -> None:
         waits.append((sessions.waited, sum(map(bool, piece.tokens))))
@@ -130,7 +142,9 @@ def test_the_wait_for_services_is_that_of_the_latest_step(monkeypatch: pytest.Mo
     assert all(waited <= rows for waited, rows in waits)
 
 
-def test_what_fails_at_the_beginning_or_end_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_at_the_beginning_or_end_leaves_the_model_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, inputs = tiny_model("llama"), prompts(1)
     attention = model.config._attn_implementation
 
@@ -152,8 +166,12 @@ def test_references_may_be_read_once() -> None:
     model, inputs = tiny_model("llama"), prompts(2)
     plain = model.generate(**inputs, **FIXED)[:, inputs["input_ids"].shape[1] :].tolist()
     generator = Generator(model, None, [PromptLookup()], adaptive=False)
-    outputs = [generator.generate(inputs, references=texts, **FIXED) for texts in (plain, iter(plain))]
-    assert [output.statistics.forward_passes for output in outputs] == [outputs[0].statistics.forward_passes] * 2
+    outputs = [
+        generator.generate(inputs, references=texts, **FIXED) for texts in (plain, iter(plain))
+    ]
+    assert [output.statistics.forward_passes for output in outputs] == [
+        outputs[0].statistics.forward_passes
+    ] * 2
     assert outputs[0].statistics.forward_passes < len(plain[0]) / 2
 
 
@@ -162,7 +180,9 @@ def test_a_draft_is_cut_to_the_depth_that_can_be_accepted() -> None:
     assert pruned(tree, 5) is tree
     assert pruned(tree, 2) == tree_of([[1, 2], [1, 4], [5, 6]])
     assert len(pruned(tree, 0)) == len(pruned(tree, -1)) == 0
-    scored = pruned(TokenTree([1, 2, 3], [-1, 0, -1], [1] * 3, origins=[1, 2, 3], scores=[0.5, 0.25, 1.0]), 1)
+    scored = pruned(
+        TokenTree([1, 2, 3], [-1, 0, -1], [1] * 3, origins=[1, 2, 3], scores=[0.5, 0.25, 1.0]), 1
+    )
     assert (scored.origins.tolist(), scored.scores.tolist()) == ([1, 3], [0.5, 1.0])  # type: ignore[union-attr]
 
 
@@ -170,7 +190,9 @@ def test_likely_tokens_are_learnt_from_passes_without_drafts() -> None:
     """Else recycled logits alone would never have anything to draft."""
     recycled = RecycledLogits()
     statistics = (
-        Generator(tiny_model("llama"), None, [recycled], adaptive=False).generate(prompts(1), **FIXED).statistics
+        Generator(tiny_model("llama"), None, [recycled], adaptive=False)
+        .generate(prompts(1), **FIXED)
+        .statistics
     )
     assert statistics.drafts.nodes > 0
     assert len(recycled) > 0
@@ -180,12 +202,20 @@ def test_all_rows_are_drafted_for_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     """Services are then asked for all of them before any is waited for."""
     drafting = Mock(side_effect=draft_all)
     monkeypatch.setattr(draft_sessions, "draft_all", drafting)
-    Generator(tiny_model("llama"), None, [PromptLookup()], adaptive=False).generate(prompts(3), **FIXED)
+    Generator(tiny_model("llama"), None, [PromptLookup()], adaptive=False).generate(
+        prompts(3), **FIXED
+    )
     assert len(drafting.call_args_list[0].args[0]) == 3
 
 
 def test_a_tree_is_cut_to_its_likeliest_path_where_a_chain_is_asked_for() -> None:
-    tree = TokenTree([5, 6, 7, 8, 9], [-1, -1, 1, 1, 0], [1] * 5, scores=[0.3, 0.6, 0.1, 0.5, 0.2], origins=[1] * 5)
+    tree = TokenTree(
+        [5, 6, 7, 8, 9],
+        [-1, -1, 1, 1, 0],
+        [1] * 5,
+        scores=[0.3, 0.6, 0.1, 0.5, 0.2],
+        origins=[1] * 5,
+    )
     chain = chain_of(tree)
     assert (chain.tokens.tolist(), chain.parents.tolist()) == ([6, 8], [-1, 0])
     assert chain.scores is not None

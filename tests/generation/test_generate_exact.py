@@ -1,4 +1,6 @@
-"""Drafts change nothing: token for token what `generate` of transformers writes, whatever the drafter says."""
+"""Drafts change nothing: token for token what `generate` of
+transformers writes, whatever the drafter says.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.shared.tiny import ARCHITECTURES, SCRIPTS, bushy, drafted, prompts, r
 
 NEW = 40
 CORE = ("llama", "mistral with a sliding window")
-SOME = [name if name in CORE else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
+SOME = [
+    name if name in CORE else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES
+]
 FIXED = {"max_new_tokens": NEW, "do_sample": False}
 
 
@@ -27,7 +31,9 @@ def test_greedy_search(architecture: str, rows: int) -> None:
     model = tiny_model(architecture)
     inputs = prompts(rows)
     plain = model.generate(**inputs, **FIXED)
-    assert len(set(plain[:, -NEW:].flatten().tolist())) > 4, "a model that writes one token only proves nothing"
+    assert len(set(plain[:, -NEW:].flatten().tolist())) > 4, (
+        "a model that writes one token only proves nothing"
+    )
     for name, script in SCRIPTS.items():
         output = drafted(model, inputs, plain, script, **FIXED)
         assert torch.equal(output.sequences, plain), name
@@ -69,7 +75,12 @@ def test_prompts_that_are_masked_within(architecture: str) -> None:
 def test_text_of_a_model_for_images() -> None:
     """Without an image, its layers of cross attention hold nothing."""
     text = {**ARCHITECTURES["llama"][1], "cross_attention_layers": [1]}
-    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_global_layers": 1}
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_global_layers": 1,
+    }
     vision |= {"attention_heads": 4, "image_size": 28, "patch_size": 14, "vision_output_dim": 64}
     vision |= {"intermediate_layers_indices": [0]}
     torch.manual_seed(0)
@@ -94,13 +105,19 @@ def test_attention_without_copies(dtype: torch.dtype) -> None:
     mask = torch.rand(3, 1, 9, 50) < 0.7
     mask[..., 0] = True
     for seen in (mask, None):
-        expected = attention.sdpa_attention_forward(layer, query, key, value, seen, dropout=0.0, scaling=0.3)[0]
-        given = attention.grouped_attention(layer, query, key, value, seen, dropout=0.0, scaling=0.3)[0]
+        expected = attention.sdpa_attention_forward(
+            layer, query, key, value, seen, dropout=0.0, scaling=0.3
+        )[0]
+        given = attention.grouped_attention(
+            layer, query, key, value, seen, dropout=0.0, scaling=0.3
+        )[0]
         assert torch.equal(given, expected)
 
 
 def test_a_model_has_its_own_attention_before_and_after() -> None:
-    """Also where generations of one model overlap, and where the own one takes no masks of trees."""
+    """Also where generations of one model overlap, and
+    where the own one takes no masks of trees.
+    """
     model = tiny_model("llama")
     first = TreeAttention(model, model.device)
     second = TreeAttention(model, model.device)
@@ -115,11 +132,16 @@ def test_a_model_has_its_own_attention_before_and_after() -> None:
     assert model.config._attn_implementation == "flex_attention"
 
 
-@pytest.mark.filterwarnings("ignore::rest_store.errors.DraftingWarning")  # the script ends where texts part
+@pytest.mark.filterwarnings(
+    "ignore::rest_store.errors.DraftingWarning"
+)  # the script ends where texts part
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_reduced_precision(dtype: torch.dtype, attention: str) -> None:
-    """Logits are those of decoding token by token up to rounding; texts part only where it decides between two."""
+    """Logits are those of decoding token by token up to rounding.
+
+    Texts part only where it decides between two.
+    """
     model = tiny_model("llama", attention=attention, dtype=dtype)
     inputs = prompts(4)
     options = {**FIXED, "output_logits": True}
@@ -152,7 +174,11 @@ def test_reduced_precision(dtype: torch.dtype, attention: str) -> None:
         {"exponential_decay_length_penalty": (5, 1.3), "eos_token_id": 2},
         {"suppress_tokens": [8, 9, 10], "forced_eos_token_id": 3},
         {"watermarking_config": transformers.WatermarkingConfig(bias=3.0)},
-        {"watermarking_config": transformers.SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)},
+        {
+            "watermarking_config": transformers.SynthIDTextWatermarkingConfig(
+                keys=[3, 5, 7], ngram_len=3
+            )
+        },
     ],
     ids=lambda options: "+".join(options),
 )
@@ -162,7 +188,9 @@ def test_processors_see_the_true_beginning(options: dict[str, Any], rows: int) -
     plain = model.generate(**inputs, **FIXED, **options)
     assert not torch.equal(plain, model.generate(**inputs, **FIXED)), "the option has to matter"
     for script in (right, bushy):
-        assert torch.equal(drafted(model, inputs, plain, script, **FIXED, **options).sequences, plain)
+        assert torch.equal(
+            drafted(model, inputs, plain, script, **FIXED, **options).sequences, plain
+        )
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -224,7 +252,9 @@ def test_a_cache_that_knows_no_windows_keeps_all_tokens(monkeypatch: pytest.Monk
         torch.testing.assert_close(layer.values, theirs.values, atol=1e-4, rtol=1e-3)
 
 
-def test_transformers_says_of_nothing_that_it_is_deprecated(caplog: pytest.LogCaptureFixture) -> None:
+def test_transformers_says_of_nothing_that_it_is_deprecated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Some of that is logged once in a process, and not warned of."""
     model = tiny_model("llama")
     inputs = prompts(2)

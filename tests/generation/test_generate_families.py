@@ -1,4 +1,6 @@
-"""Every causal language model that the installed transformers has, tiny: the same text, or refused by name."""
+"""Every causal language model that the installed transformers has,
+tiny: the same text, or refused by name.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ def test_another_text_and_an_error_are_wrong(monkeypatch: pytest.MonkeyPatch) ->
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("by zero")
 
-    for function, note in ((changed, "1 rows, right drafts"), (failing, "ZeroDivisionError: by zero")):
+    for function, note in (
+        (changed, "1 rows, right drafts"),
+        (failing, "ZeroDivisionError: by zero"),
+    ):
         monkeypatch.setattr(rest_store, "generate", function)
         assert outcome_of("llama")[2:] == (WRONG, note)
 
@@ -81,7 +86,9 @@ def test_the_same_text_or_refused_by_name(family: str) -> None:
     outcome, results = outcome_of(family), committed()
     assert outcome.kind != WRONG, outcome.note
     if results is not None:
-        assert _told(outcome) == _told(results[family]), "run python -m tests.generation.architectures"
+        assert _told(outcome) == _told(results[family]), (
+            "run python -m tests.generation.architectures"
+        )
     if outcome.kind == NOT_MADE:
         pytest.skip(f"no tiny model that generates: {outcome.note}")
 

@@ -30,7 +30,7 @@ def ways(texts: torch.Tensor) -> dict[str, Any]:
     }
 
 
-# --- A cache that is filled already -----------------------------------------------------------------------------------
+# --- A cache that is filled already ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given", ["new tokens", "all tokens"])
@@ -42,7 +42,9 @@ def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, given:
     def converse(**options: Any) -> Any:
         cache = DynamicCache(config=model.config)
         ours = {**options, "return_dict_in_generate": False}
-        first = model.generate(prompts(1)["input_ids"], **{CACHE: cache}, max_new_tokens=15, do_sample=False, **ours)
+        first = model.generate(
+            prompts(1)["input_ids"], **{CACHE: cache}, max_new_tokens=15, do_sample=False, **ours
+        )
         more = torch.cat([first if given == "all tokens" else first[:, -1:], new], dim=1)
         mask = torch.ones(1, 28 + 1 + new.shape[1], dtype=torch.long)
         output = model.generate(more, attention_mask=mask, **{CACHE: cache}, **FIXED, **options)
@@ -55,7 +57,7 @@ def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, given:
     assert output.statistics.drafts.accepted > 0
 
 
-# --- Prompts in chunks ------------------------------------------------------------------------------------------------
+# --- Prompts in chunks ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -91,7 +93,7 @@ def test_a_filled_cache_is_continued_in_chunks(given: str) -> None:
     assert torch.equal(*texts)
 
 
-# --- Memory -----------------------------------------------------------------------------------------------------------
+# --- Memory ---------------------------------------------------------------------------------------
 
 
 def test_keys_and_values_are_held_once() -> None:
@@ -114,8 +116,14 @@ class Copies(TorchDispatchMode):
         super().__init__()
         self.slots, self.numbers = slots, 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        if function == torch.ops.aten.copy_.default and arguments[1].ndim > 3 and arguments[1].shape[-2] >= self.slots:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        if (
+            function == torch.ops.aten.copy_.default
+            and arguments[1].ndim > 3
+            and arguments[1].shape[-2] >= self.slots
+        ):
             self.numbers += arguments[1].numel()
         return function(*arguments, **(options or {}))
 
@@ -123,7 +131,9 @@ class Copies(TorchDispatchMode):
 def test_a_long_cache_is_taken_over_with_one_copy_also_if_the_first_tree_is_wide() -> None:
     model = tiny_model("llama", positions=2048)
     cache = DynamicCache(config=model.config)
-    first = model.generate(prompts(1, 1000)["input_ids"], **{CACHE: cache}, max_new_tokens=1, do_sample=False)
+    first = model.generate(
+        prompts(1, 1000)["input_ids"], **{CACHE: cache}, max_new_tokens=1, do_sample=False
+    )
     with Copies(1000) as copies:
         model.generate(
             torch.cat([first, prompts(1, 6)["input_ids"]], dim=1),
@@ -131,7 +141,13 @@ def test_a_long_cache_is_taken_over_with_one_copy_also_if_the_first_tree_is_wide
             max_new_tokens=8,
             do_sample=False,
             custom_generate=generate,
-            drafter=[Drafted(lambda _: SameTree([[token, *more] for more in ([], [3, 4, 5]) for token in range(90)]))],
+            drafter=[
+                Drafted(
+                    lambda _: SameTree(
+                        [[token, *more] for more in ([], [3, 4, 5]) for token in range(90)]
+                    )
+                )
+            ],
             max_nodes=400,
             adaptive=False,
         )
@@ -153,7 +169,9 @@ def test_a_window_drops_what_rows_that_go_on_do_not_see(monkeypatch: pytest.Monk
     model = tiny_model("mistral with a sliding window")
     inputs = prompts(2)
     unbounded = model.generate(**inputs, max_new_tokens=150, do_sample=False)
-    end = next(token for token in unbounded[0, 14:40].tolist() if token not in unbounded[1].tolist())
+    end = next(
+        token for token in unbounded[0, 14:40].tolist() if token not in unbounded[1].tolist()
+    )
     options = {"max_new_tokens": 150, "do_sample": False, "eos_token_id": end}
     plain = model.generate(**inputs, **options)
     output = drafted(model, inputs, plain, bushy, **options)

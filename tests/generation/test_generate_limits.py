@@ -1,4 +1,6 @@
-"""The last positions of a model and the last slots of a cache: drafts and padding go no further than plain decoding."""
+"""The last positions of a model and the last slots of a cache:
+drafts and padding go no further than plain decoding.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from tests.shared.families import family_model
 from tests.shared.tiny import bushy, drafted, prompts, right, tiny_model
 
 POSITIONS = 32
-TABLES = ["gpt2", "gpt_bigcode", "gptj", "opt", "biogpt", "bert", "llama"]  # all but the last look positions up
+TABLES = [
+    "gpt2",
+    "gpt_bigcode",
+    "gptj",
+    "opt",
+    "biogpt",
+    "bert",
+    "llama",
+]  # all but the last look positions up
 SOME = [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in TABLES]
 
 
@@ -39,7 +49,7 @@ def silent(future: list[int], random: Any, max_nodes: int) -> Any:
     return EMPTY
 
 
-# --- Positions --------------------------------------------------------------------------------------------------------
+# --- Positions ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -47,7 +57,11 @@ def test_a_row_at_the_last_position_waits_for_the_others(name: str) -> None:
     model = model_with_positions(name)
     inputs = prompts(3)
     for cache in ("dynamic", "static"):
-        options: dict[str, Any] = {"max_length": POSITIONS, "do_sample": False, "cache_implementation": cache}
+        options: dict[str, Any] = {
+            "max_length": POSITIONS,
+            "do_sample": False,
+            "cache_implementation": cache,
+        }
         plain = model.generate(**inputs, **options)
         seen = Positions(model)
         output = drafted(model, inputs, plain, [right, silent, bushy], **options)
@@ -59,22 +73,33 @@ def test_a_row_at_the_last_position_waits_for_the_others(name: str) -> None:
 
 @pytest.mark.parametrize("name", SOME)
 def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str) -> None:
-    """Where more is asked for than there are positions, drafts reach beyond the end that the text has."""
+    """Where more is asked for than there are positions, drafts
+    reach beyond the end that the text has.
+    """
     model = model_with_positions(name)
     inputs = prompts(2, padded=False)
 
     def end(script: Any, length: int, **options: Any) -> Any:
         class Ends(transformers.StoppingCriteria):
-            """Ends the first row at `length` tokens, the other one three earlier, as end tokens do."""
+            """Ends the first row at `length` tokens, the other
+            one three earlier, as end tokens do.
+            """
 
             eos_token_id = torch.tensor([0])
 
             def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
                 first = inputs["input_ids"][0]
-                ends = [length if bool((row[:14] == first).all()) else length - 3 for row in input_ids]
+                ends = [
+                    length if bool((row[:14] == first).all()) else length - 3 for row in input_ids
+                ]
                 return torch.tensor([input_ids.shape[1] >= end for end in ends])
 
-        options = {"max_new_tokens": 60, "do_sample": False, "stopping_criteria": [Ends()], **options}
+        options = {
+            "max_new_tokens": 60,
+            "do_sample": False,
+            "stopping_criteria": [Ends()],
+            **options,
+        }
         if script is None:
             return model.generate(**inputs, **options)
         return drafted(model, inputs, plain, script, **options)
@@ -88,13 +113,15 @@ def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str) -
             assert output.statistics.drafts.accepted > 5
 
 
-# --- No cache ---------------------------------------------------------------------------------------------------------
+# --- No cache -------------------------------------------------------------------------------------
 
 
 def test_without_a_cache_none_is_returned() -> None:
     model = tiny_model("llama")
     fixed = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
     plain = model.generate(**prompts(2), **fixed, use_cache=False)
-    output = model.generate(**prompts(2), **fixed, use_cache=False, custom_generate=rest_store.generate)
+    output = model.generate(
+        **prompts(2), **fixed, use_cache=False, custom_generate=rest_store.generate
+    )
     assert getattr(output, CACHE) is getattr(plain, CACHE) is None
     assert torch.equal(output.sequences, plain.sequences)

@@ -1,4 +1,6 @@
-"""Generation with the datastore behind a service: the same text, also when the service goes away half-way."""
+"""Generation with the datastore behind a service: the same text,
+also when the service goes away half-way.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_the_text_is_that_of_plain_decoding(tmp_path: Path, way: str, send_text:
         rest_store.DatastoreClient(service.target, send_text=send_text, timeout=timeout) as client,
     ):
         assert client.info().datastores
-        generation = rest_store.Generator(model, None, [client], adaptive=False).stream(prompts(1), **FIXED)
+        generation = rest_store.Generator(model, None, [client], adaptive=False).stream(
+            prompts(1), **FIXED
+        )
         while len(generation.tokens[0]) < 30:
             next(generation)
         assert generation.statistics.mean_tokens > 2 or way != "answers"

@@ -1,4 +1,6 @@
-"""Generations that are closed, fail or are dropped: they end at once, and the caller has the cache."""
+"""Generations that are closed, fail or are dropped: they
+end at once, and the caller has the cache.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-def begun(model: Any, inputs: Any, session: Any = Scripted, **options: Any) -> tuple[Any, torch.Tensor]:
+def begun(
+    model: Any, inputs: Any, session: Any = Scripted, **options: Any
+) -> tuple[Any, torch.Tensor]:
     """A generation and the plain text."""
     plain = model.generate(**inputs, **FIXED)
     futures = futures_of(inputs, plain)
@@ -52,7 +56,7 @@ def begun(model: Any, inputs: Any, session: Any = Scripted, **options: Any) -> t
     return generator.stream(inputs, **FIXED, **options), plain
 
 
-# --- The cache of the caller ------------------------------------------------------------------------------------------
+# --- The cache of the caller ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", KINDS)
@@ -63,10 +67,12 @@ def test_the_cache_of_a_generation_that_was_dropped_is_empty(architecture: str) 
         break
     assert int(cache.get_seq_length()) == 0
     inputs = prompts(3, 20, seed=3)
-    assert torch.equal(model.generate(**inputs, **FIXED, **{CACHE: cache}), model.generate(**inputs, **FIXED))
+    assert torch.equal(
+        model.generate(**inputs, **FIXED, **{CACHE: cache}), model.generate(**inputs, **FIXED)
+    )
 
 
-# --- Dropped and closed -----------------------------------------------------------------------------------------------
+# --- Dropped and closed ---------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("uncollected")
@@ -98,20 +104,26 @@ def test_leaving_the_block_closes(architecture: str, closing: type[Closing]) -> 
     assert closing.closed == 1
     assert list(generation) == []
     assert int(cache.get_seq_length()) == 14 + len(written) - 1
-    assert torch.equal(generation.result(), plain[:, : 14 + len(written)]), "what was written until then"
+    assert torch.equal(generation.result(), plain[:, : 14 + len(written)]), (
+        "what was written until then"
+    )
     left = {"max_new_tokens": 24 - len(written), "do_sample": False}
-    assert torch.equal(model.generate(generation.result(), **{CACHE: cache}, **left), plain), "it can be continued"
+    assert torch.equal(model.generate(generation.result(), **{CACHE: cache}, **left), plain), (
+        "it can be continued"
+    )
     generation.close()
     assert closing.closed == 1
 
 
-# --- Failed -----------------------------------------------------------------------------------------------------------
+# --- Failed ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("length", [15, 20])
-def test_a_generation_that_has_failed_is_closed(length: int, kind: type[BaseException], closing: type[Closing]) -> None:
+def test_a_generation_that_has_failed_is_closed(
+    length: int, kind: type[BaseException], closing: type[Closing]
+) -> None:
     model = tiny_model("llama")
 
     def fails(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:

@@ -17,9 +17,8 @@ import transformers
 
 import rest_store
 from rest_store.errors import (
-    ModeNotSupportedError,
-    NoTokenizerError,
-    PromptError,
+    ArgumentError,
+    NotSupportedError,
     PromptWarning,
     TokenizerMismatchError,
 )
@@ -55,7 +54,9 @@ class Collected:
         self.ended += 1
 
 
-def scripted(model: Any, inputs: Any, script: Any = right, **options: Any) -> tuple[torch.Tensor, Any]:
+def scripted(
+    model: Any, inputs: Any, script: Any = right, **options: Any
+) -> tuple[torch.Tensor, Any]:
     plain = model.generate(**inputs, **{**FIXED, **options})
     futures = futures_of(inputs, plain)
     return plain, [Drafted(lambda prompt: Scripted(prompt, futures, script))]
@@ -79,10 +80,14 @@ def test_two_streamers_or_one_for_several_rows_are_refused() -> None:
     model, options = tiny_model("llama"), {**FIXED, "custom_generate": rest_store.generate}
     both = {"streamer": Collected(), "stream_to": Collected()}
     message = "streamer is given beside stream_to, expected one of them"
-    refused(ModeNotSupportedError, lambda: model.generate(**prompts(1), **options, **both), message)
+    refused(NotSupportedError, lambda: model.generate(**prompts(1), **options, **both), message)
     for name in both:
         given = {name: Collected()}
-        refused(ModeNotSupportedError, lambda given=given: model.generate(**prompts(3), **options, **given), "3 rows")
+        refused(
+            NotSupportedError,
+            lambda given=given: model.generate(**prompts(3), **options, **given),
+            "3 rows",
+        )
 
 
 def test_the_reader_of_an_iterating_streamer_comes_to_an_end(model_directory: Path) -> None:
@@ -94,7 +99,9 @@ def test_the_reader_of_an_iterating_streamer_comes_to_an_end(model_directory: Pa
     writer.start()
     text = "".join(streamer)
     writer.join()
-    assert text == words.decode(model.generate(**inputs, **FIXED)[0, inputs["input_ids"].shape[1] :])
+    assert text == words.decode(
+        model.generate(**inputs, **FIXED)[0, inputs["input_ids"].shape[1] :]
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -117,7 +124,11 @@ def test_pieces_are_what_is_written(rows: int) -> None:
         assert torch.is_grad_enabled(), "the caller's own mode, between passes"
     assert written == plain[:, 14:].tolist()
     assert origins == pieces.statistics.origins
-    assert sum(origin > 0 for row in origins for origin in row) == pieces.statistics.drafts.accepted > 0
+    assert (
+        sum(origin > 0 for row in origins for origin in row)
+        == pieces.statistics.drafts.accepted
+        > 0
+    )
     assert torch.equal(pieces.result(), plain)
     streamed = [token for piece in generator.stream(inputs, **FIXED) for token in piece.tokens[0]]
     assert streamed == written[0]
@@ -138,13 +149,24 @@ def test_text_in_and_stop_strings(model_directory: Path, monkeypatch: pytest.Mon
     assert torch.equal(generator.generate(prompt, **FIXED).sequences, whole)
     ids = words(prompt)["input_ids"]
     assert torch.equal(generator.generate(ids, **FIXED).sequences, whole)
-    for given in ({"input_ids": ids, "attention_mask": [1] * len(ids)}, {"input_ids": [ids], "attention_mask": None}):
+    for given in (
+        {"input_ids": ids, "attention_mask": [1] * len(ids)},
+        {"input_ids": [ids], "attention_mask": None},
+    ):
         assert torch.equal(generator.generate(given, **FIXED).sequences, whole)
-    stop = next(text for token in whole[0, -18:-6] if (text := words.decode(token)).isascii() and text.strip())
-    plain = model.generate(**words(prompt, return_tensors="pt"), **FIXED, stop_strings=[stop], tokenizer=words)
+    stop = next(
+        text
+        for token in whole[0, -18:-6]
+        if (text := words.decode(token)).isascii() and text.strip()
+    )
+    plain = model.generate(
+        **words(prompt, return_tensors="pt"), **FIXED, stop_strings=[stop], tokenizer=words
+    )
     assert plain.shape[1] < whole.shape[1]
     output = generator.generate(prompt, **FIXED, stop_strings=[stop], compare=True)
-    assert criterion.call_count == 1, "it takes as long as some steps, which no way is to be charged for"
+    assert criterion.call_count == 1, (
+        "it takes as long as some steps, which no way is to be charged for"
+    )
     assert torch.equal(output.sequences, plain)
     assert output.comparison is not None
     assert output.comparison.identical
@@ -153,14 +175,20 @@ def test_text_in_and_stop_strings(model_directory: Path, monkeypatch: pytest.Mon
     assert torch.equal(output.sequences, plain)
     assert output.comparison is not None
     assert output.comparison.identical
-    refused(NoTokenizerError, lambda: without.generate(ids, **FIXED, stop_strings=[stop]), "stop strings")
+    refused(
+        ArgumentError, lambda: without.generate(ids, **FIXED, stop_strings=[stop]), "stop strings"
+    )
     options = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()]}
-    criteria = [transformers.StopStringCriteria(words, [stop])]  # what the error of `rest_store.generate` says to pass
+    criteria = [
+        transformers.StopStringCriteria(words, [stop])
+    ]  # what the error of `rest_store.generate` says to pass
     inputs = words(prompt, return_tensors="pt")
-    assert torch.equal(model.generate(**inputs, **FIXED, **options, stopping_criteria=criteria), plain)
+    assert torch.equal(
+        model.generate(**inputs, **FIXED, **options, stopping_criteria=criteria), plain
+    )
 
 
-# --- Without drafts ---------------------------------------------------------------------------------------------------
+# --- Without drafts -------------------------------------------------------------------------------
 
 
 def test_no_drafter_is_plain_decoding() -> None:
@@ -168,23 +196,35 @@ def test_no_drafter_is_plain_decoding() -> None:
     plain = model.generate(**prompts(2), **FIXED)
     for drafter in (None, []):
         output = model.generate(
-            **prompts(2), **FIXED, custom_generate=rest_store.generate, drafter=drafter, return_dict_in_generate=True
+            **prompts(2),
+            **FIXED,
+            custom_generate=rest_store.generate,
+            drafter=drafter,
+            return_dict_in_generate=True,
         )
         assert torch.equal(output.sequences, plain)
         assert output.statistics.forward_passes == FIXED["max_new_tokens"]
         assert output.statistics.drafts.asked == 0
 
 
-# --- Stop strings -----------------------------------------------------------------------------------------------------
+# --- Stop strings ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["of the call", "of the model", "of both", "of the model, with an argument"])
-def test_stop_strings_may_be_in_a_generation_configuration(place: str, model_directory: Path) -> None:
+@pytest.mark.parametrize(
+    "place", ["of the call", "of the model", "of both", "of the model, with an argument"]
+)
+def test_stop_strings_may_be_in_a_generation_configuration(
+    place: str, model_directory: Path
+) -> None:
     model, words = load_model(str(model_directory))
     ids = words("for i in range(10):", return_tensors="pt")
     whole = model.generate(**ids, **FIXED)
     stop, other = (
-        next(text for token in whole[0, start:] if (text := words.decode(token)).isascii() and text.strip())
+        next(
+            text
+            for token in whole[0, start:]
+            if (text := words.decode(token)).isascii() and text.strip()
+        )
         for start in (-18, -6)
     )
     config = transformers.GenerationConfig(**FIXED)
@@ -203,16 +243,19 @@ def test_stop_strings_may_be_in_a_generation_configuration(place: str, model_dir
     assert torch.equal(generator.stream(ids, **asked).result(), plain)
     assert (config.stop_strings, model.generation_config.stop_strings) == before
     without = rest_store.Generator(model, None, [rest_store.PromptLookup()])
-    refused(NoTokenizerError, lambda: without.generate(ids, **asked), "stop strings")
+    refused(ArgumentError, lambda: without.generate(ids, **asked), "stop strings")
 
 
-# --- Chats ------------------------------------------------------------------------------------------------------------
+# --- Chats ----------------------------------------------------------------------------------------
 
 
 def test_messages_are_rendered_by_the_chat_template(model_directory: Path) -> None:
     model, words = load_model(str(model_directory))
     generator = rest_store.Generator(model, words, [rest_store.PromptLookup()])
-    question = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Write a stack."}]
+    question = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Write a stack."},
+    ]
     for messages in (question, [*question, {"role": "assistant", "content": "class Sta"}]):
         continues = messages[-1]["role"] == "assistant"
         rendered = words.apply_chat_template(
@@ -231,23 +274,33 @@ def test_messages_are_rendered_by_the_chat_template(model_directory: Path) -> No
 def test_messages_that_cannot_be_rendered_are_refused(model_directory: Path) -> None:
     model, words = load_model(str(model_directory))
     generator = rest_store.Generator(model, words)
-    refused(PromptError, lambda: generator.generate([{"content": "hi"}]), "message 0 is content, expected a role and")
-    refused(PromptError, lambda: generator.generate([{"role": "user"}, {}]), "message 1 is nothing")
+    refused(
+        ArgumentError,
+        lambda: generator.generate([{"content": "hi"}]),
+        "message 0 is content, expected a role and",
+    )
+    refused(
+        ArgumentError, lambda: generator.generate([{"role": "user"}, {}]), "message 1 is nothing"
+    )
     words.chat_template = "{{ raise_exception('roles must alternate') }}"
     message = "the prompt is refused by the chat template (roles must alternate)"
-    refused(PromptError, lambda: generator.generate([{"role": "user", "content": "hi"}]), message)
+    refused(ArgumentError, lambda: generator.generate([{"role": "user", "content": "hi"}]), message)
     words.chat_template = None
     message = "the prompt is messages of a chat, expected text: the tokenizer has no chat template"
-    refused(PromptError, lambda: generator.generate([{"role": "user", "content": "hi"}]), message)
+    refused(ArgumentError, lambda: generator.generate([{"role": "user", "content": "hi"}]), message)
     without = rest_store.Generator(model)
-    refused(NoTokenizerError, lambda: without.generate([{"role": "user", "content": "hi"}]), "tokenizer")
+    refused(
+        ArgumentError, lambda: without.generate([{"role": "user", "content": "hi"}]), "tokenizer"
+    )
 
 
 def test_a_chat_model_that_ends_a_text_at_once_gets_a_hint(model_directory: Path) -> None:
     model, words = load_model(str(model_directory))
     generator = rest_store.Generator(model, words)
     end = words.eos_token_id
-    bias = {"logits_processor": [lambda ids, scores: scores.index_fill(1, torch.tensor([end]), 1e9)]}
+    bias = {
+        "logits_processor": [lambda ids, scores: scores.index_fill(1, torch.tensor([end]), 1e9)]
+    }
     options = {**FIXED, **bias, "eos_token_id": end}
     with pytest.warns(PromptWarning, match=r"ended the text after 1 token.* pass messages: "):
         assert generator.generate("Write a stack.", **options).text == ""
@@ -258,7 +311,7 @@ def test_a_chat_model_that_ends_a_text_at_once_gets_a_hint(model_directory: Path
     generator.generate("Write a stack.", **options)
 
 
-# --- Tokenizers -------------------------------------------------------------------------------------------------------
+# --- Tokenizers -----------------------------------------------------------------------------------
 
 
 def test_datastores_of_another_tokenizer_are_refused(model_directory: Path, tmp_path: Path) -> None:
@@ -273,20 +326,37 @@ def test_datastores_of_another_tokenizer_are_refused(model_directory: Path, tmp_
     generator = rest_store.Generator(model, words, sources)
     assert generator.generate("for i in", **FIXED).statistics.tokens == 24
     message = f"generate: {wrong_one.path}: tokenizer"
-    refused(TokenizerMismatchError, lambda: rest_store.Generator(model, words, [*sources, wrong_one]), message)
+    refused(
+        TokenizerMismatchError,
+        lambda: rest_store.Generator(model, words, [*sources, wrong_one]),
+        message,
+    )
     with rest_store.LiveDatastore.open(tmp_path / "live", tokenizer=other) as live:
         for given in ({"sources": [live]}, {"sources": sources, "remember": live}):
-            refused(TokenizerMismatchError, lambda given=given: rest_store.Generator(model, words, **given), "live")
+            refused(
+                TokenizerMismatchError,
+                lambda given=given: rest_store.Generator(model, words, **given),
+                "live",
+            )
     options = {"custom_generate": rest_store.generate, "drafter": [*sources, wrong_one]}
     inputs = words("for i in", return_tensors="pt")
     refused(TokenizerMismatchError, lambda: model.generate(**inputs, **FIXED, **options), message)
-    assert rest_store.Generator(model, other, [wrong_one]).generate("for i in", **FIXED).statistics.tokens == 24
+    assert (
+        rest_store.Generator(model, other, [wrong_one])
+        .generate("for i in", **FIXED)
+        .statistics.tokens
+        == 24
+    )
     words.add_tokens(["<mine>"])
     rest_store.Generator(model, words, [wrong_one])
-    refused(TokenizerMismatchError, lambda: rest_store.Generator(model, words, sources), "right.ds: tokenizer")
+    refused(
+        TokenizerMismatchError,
+        lambda: rest_store.Generator(model, words, sources),
+        "right.ds: tokenizer",
+    )
 
 
-# --- Streams ----------------------------------------------------------------------------------------------------------
+# --- Streams --------------------------------------------------------------------------------------
 
 
 def test_an_interrupt_while_a_stream_is_read_ends_it_after_the_pass() -> None:
@@ -331,7 +401,7 @@ def test_a_stream_is_of_its_process() -> None:
     if not child:
         try:
             next(stream)
-        except ModeNotSupportedError as error:
+        except NotSupportedError as error:
             os._exit(7 if "the stream is that of the process forked" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -1,7 +1,8 @@
-"""What holds around `model.generate`, for one call, holds for every pass of a `Generator`, and no longer.
+"""What holds around `model.generate`, for one call, holds for every
+pass of a `Generator`, and no longer.
 
-A wrapper of a model may change it for the time of a call: hooks, adapters, another method, a context of torch. Whoever
-runs passes after that call has returned writes the text of another model.
+A wrapper of a model may change it for the time of a call: hooks, adapters, another method, a
+context of torch. Whoever runs passes after that call has returned writes the text of another model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 import rest_store
-from rest_store.errors import GenerationError, ModelNotSupportedError
+from rest_store.errors import NotSupportedError, RestStoreError
 from rest_store.generation.stream import ThreadSettings
 from tests.shared.strategies import refused
 from tests.shared.tiny import prompts, tiny_model
@@ -47,7 +48,8 @@ class Wrapped:
 def hooks(model: Any) -> Iterator[None]:
     """As PEFT's for the adapters of each row, and for activated LoRA."""
     handles = [
-        layer.mlp.register_forward_hook(lambda module, inputs, output: 0.5 * output) for layer in model.model.layers
+        layer.mlp.register_forward_hook(lambda module, inputs, output: 0.5 * output)
+        for layer in model.model.layers
     ]
     try:
         yield
@@ -140,7 +142,9 @@ def in_pieces(generator: rest_store.Generator, prompt: Any, **options: Any) -> t
 
 
 WAYS: dict[str, Callable[..., torch.Tensor]] = {
-    "generate": lambda generator, prompt, **options: generator.generate(prompt, **options).sequences,
+    "generate": lambda generator, prompt, **options: (
+        generator.generate(prompt, **options).sequences
+    ),
     "stream": in_pieces,
 }
 
@@ -156,14 +160,18 @@ def test_a_change_for_the_time_of_the_call_holds_for_all_passes(name: str, way: 
     assert torch.equal(plain, alone) == (name not in OTHER_TEXT)
     generator = rest_store.Generator(wrapped, None, [rest_store.PromptLookup()], adaptive=False)
     if name == "inputs":
-        refused(ModelNotSupportedError, lambda: WAYS[way](generator, prompt, **FIXED), "prepare_inputs_for_generation")
+        refused(
+            NotSupportedError,
+            lambda: WAYS[way](generator, prompt, **FIXED),
+            "prepare_inputs_for_generation",
+        )
     else:
         assert torch.equal(WAYS[way](generator, prompt, **FIXED), plain)
     assert torch.equal(model.generate(**prompt, **FIXED), alone), "the model is as before"
 
 
 def test_a_comparison_is_of_the_wrapped_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rest_store.generation.comparison.MOST_SECONDS", 0.0)
+    monkeypatch.setattr("rest_store.generation.comparison.MAX_SECONDS", 0.0)
     wrapped = Wrapped(tiny_model("llama"), hooks)
     output = rest_store.Generator(wrapped, None, [rest_store.PromptLookup()]).generate(
         prompts(1), **FIXED, compare=True
@@ -222,10 +230,12 @@ class Elsewhere(Wrapped):
 
 
 def test_a_model_that_does_not_run_the_loop_is_refused() -> None:
-    generator = rest_store.Generator(Elsewhere(tiny_model("llama"), hooks), None, [rest_store.PromptLookup()])
+    generator = rest_store.Generator(
+        Elsewhere(tiny_model("llama"), hooks), None, [rest_store.PromptLookup()]
+    )
     for call in (generator.generate, generator.stream):
         refused(
-            ModelNotSupportedError,
+            NotSupportedError,
             lambda call=call: call(prompts(1), **FIXED),
             "Elsewhere: generate is one that did not call its argument custom_generate",
         )
@@ -254,7 +264,7 @@ def test_a_model_that_runs_the_loop_twice_returns_what_it_returns() -> None:
     assert stream.result().shape[1] < plain.shape[1]
 
 
-# --- PEFT -------------------------------------------------------------------------------------------------------------
+# --- PEFT -----------------------------------------------------------------------------------------
 
 
 def lora(**options: Any) -> Any:
@@ -315,7 +325,7 @@ def test_adapters_of_peft_hold_for_all_passes_or_are_refused_before_the_first(
     generator = rest_store.Generator(model, None, [rest_store.PromptLookup()], adaptive=False)
     try:
         written = WAYS[way](generator, prompt, **options)
-    except GenerationError:
+    except RestStoreError:
         assert not passes
         assert not name.startswith("LoRA"), "these can be verified"
     else:

@@ -26,7 +26,12 @@ SCHEMAS = [
         "required": ["name", "color", "is_open", "number_of_pieces"],
         "additionalProperties": False,
     },
-    {"type": "array", "items": {"enum": ["alpha", "alphabet", 7, None]}, "minItems": 2, "maxItems": 5},
+    {
+        "type": "array",
+        "items": {"enum": ["alpha", "alphabet", 7, None]},
+        "minItems": 2,
+        "maxItems": 5,
+    },
     {"const": {"greeting": "hello"}},
 ]
 LIBRARIES = ["llguidance", "xgrammar"]
@@ -41,8 +46,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """A model of random weights, whose vocabulary is wider than the tokenizer's."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=len(tokenizer) + 40, **sizes, initializer_range=0.3, pad_token_id=0)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config = LlamaConfig(
+        vocab_size=len(tokenizer) + 40, **sizes, initializer_range=0.3, pad_token_id=0
+    )
     config.eos_token_id = tokenizer.eos_token_id
     return LlamaForCausalLM(config).eval()
 
@@ -54,14 +66,20 @@ def compiled(library: str, schema: Any, tokenizer: PreTrainedTokenizerFast) -> r
     import xgrammar
 
     info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=len(tokenizer))
-    return rest_store.Grammar(xgrammar.GrammarCompiler(info).compile_json_schema(json.dumps(schema)))
+    return rest_store.Grammar(
+        xgrammar.GrammarCompiler(info).compile_json_schema(json.dumps(schema))
+    )
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("schema", range(len(SCHEMAS)))
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_texts_are_those_without_drafts(
-    library: str, schema: int, sampled: bool, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+    library: str,
+    schema: int,
+    sampled: bool,
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     grammar = compiled(library, SCHEMAS[schema], tokenizer)
     inputs = tokenizer("def add(first", return_tensors="pt")
@@ -104,7 +122,9 @@ def test_batches_take_a_mask_for_each_row(
         drafter=sources,
     )
     for row, ids in enumerate(inputs["input_ids"]):
-        alone = model.generate(ids[None], max_new_tokens=60, do_sample=False, logits_processor=[GrammarMask(grammar)])
+        alone = model.generate(
+            ids[None], max_new_tokens=60, do_sample=False, logits_processor=[GrammarMask(grammar)]
+        )
         written = output[row, : alone.shape[1]]
         assert torch.equal(written, alone[0])
 

@@ -36,7 +36,9 @@ def test_the_page_is_whole_and_needs_no_network(words: Any) -> None:
     assert "<begin>" in reader.text
     assert "drafts at 10.0: 2.00 times as fast (1.95 to 2.05 in 4 pairs of runs)" in reader.text
     passes = math.ceil((len(ids) - 1) / 4) + 1
-    assert [id for id in reader.ids if id.startswith("pass-")] == [f"pass-{n + 1}" for n in range(passes)]
+    assert [id for id in reader.ids if id.startswith("pass-")] == [
+        f"pass-{n + 1}" for n in range(passes)
+    ]
     assert all(link.startswith("#pass-") for link in reader.links)
     assert reader.tags.count("script") == 2
     assert not {"link", "iframe", "img"} & set(reader.tags)
@@ -68,7 +70,9 @@ def test_sources_are_counted(words: Any) -> None:
     legend = " ".join(reader.text[reader.text.index("Where the tokens came from") :].split())
     assert "A python.ds 46 % 6 tokens, 3 by it alone" in legend
     assert "B prompt lookup 23 % 3 tokens, none by it alone" in legend
-    assert "C recycled logits 23 % 3 tokens, 3 by it alone · the model alone 31 % 4 tokens" in legend
+    assert (
+        "C recycled logits 23 % 3 tokens, 3 by it alone · the model alone 31 % 4 tokens" in legend
+    )
     assert "A token that several sources drafted counts for each of them." in legend
     looks = ["model", "source-0", "source-2", "several", "source-7"]
     assert [look(origin) for origin in (0, 1, 4, 6, 128)] == looks
@@ -77,7 +81,9 @@ def test_sources_are_counted(words: Any) -> None:
 
 def test_untrusted_text_is_text(words: Any) -> None:
     ids = words(HOSTILE, add_special_tokens=False)["input_ids"]
-    shown = page_of(traced(ids), words, title=HOSTILE, prompt=HOSTILE, labels=[HOSTILE] * 3, remarks=[HOSTILE])
+    shown = page_of(
+        traced(ids), words, title=HOSTILE, prompt=HOSTILE, labels=[HOSTILE] * 3, remarks=[HOSTILE]
+    )
     reader = read(shown)
     assert reader.tags.count("script") == 2
     assert "img" not in reader.tags
@@ -89,12 +95,18 @@ def test_special_tokens_and_pieces_of_characters_are_seen(words: Any) -> None:
     ids = [*words("漢 漢", add_special_tokens=False)["input_ids"], words.eos_token_id]
     reader = read(page_of(traced(ids, nodes=3), words))
     assert "漢 漢<|endoftext|>" in reader.text
-    assert "<|endoftext|>" in [step["bonus"] for step in reader.data["passes"]] + reader.data["passes"][-1]["texts"]
+    assert (
+        "<|endoftext|>"
+        in [step["bonus"] for step in reader.data["passes"]] + reader.data["passes"][-1]["texts"]
+    )
     broken = read(page_of(traced(ids[:2], nodes=3), words))
     assert "\ufffd" in broken.text
 
 
 def test_a_generation_without_drafts_or_without_anything_has_a_page(words: Any) -> None:
     plain = [Piece([[70]], [[0]], [EMPTY], [[]])]
-    assert "1 token in 1 forward pass: M 1.00." in read(page_of(plain, words, comparison=COMPARISON)).text
+    assert (
+        "1 token in 1 forward pass: M 1.00."
+        in read(page_of(plain, words, comparison=COMPARISON)).text
+    )
     assert "0 tokens in 0 forward passes" in read(page_of([], words)).text

@@ -51,7 +51,9 @@ class Clock:
     process_time = perf_counter
 
 
-def test_measuring_costs_little_and_nothing_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_costs_little_and_nothing_where_it_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, run = Clock(), TreeVerifier.run
 
     def timed(self: TreeVerifier, last: Any, trees: Any, width: int) -> torch.Tensor:
@@ -73,7 +75,9 @@ def test_measuring_costs_little_and_nothing_where_it_is_known(monkeypatch: pytes
 
 
 def test_what_other_processes_do_to_the_time_of_steps_changes_no_draft() -> None:
-    """Forward passes over trees wait for others, most of the time, and take no more of the processor's time."""
+    """Forward passes over trees wait for others, most of the time,
+    and take no more of the processor's time.
+    """
     model, chance = tiny_model("llama"), random.Random(5)
     plain = written(model, 120)
 
@@ -87,7 +91,9 @@ def test_what_other_processes_do_to_the_time_of_steps_changes_no_draft() -> None
     assert output.statistics.mean_tokens > 3
 
 
-def test_a_slow_service_that_adds_nothing_is_asked_less_while_the_rest_drafts_on(tmp_path: Path) -> None:
+def test_a_slow_service_that_adds_nothing_is_asked_less_while_the_rest_drafts_on(
+    tmp_path: Path,
+) -> None:
     class Slow(ScriptedSource):
         def receive(self, timeout: float | None) -> TokenTree:
             time.sleep(0.02)
@@ -95,7 +101,9 @@ def test_a_slow_service_that_adds_nothing_is_asked_less_while_the_rest_drafts_on
 
     model, slow = tiny_model("llama"), Slow(scored([], [], []))
     plain = written(model, 120)
-    store = rest_store.Datastore.open(write_datastore(tmp_path, Corpus(VOCABULARY, [[plain[0].tolist()]])))
+    store = rest_store.Datastore.open(
+        write_datastore(tmp_path, Corpus(VOCABULARY, [[plain[0].tolist()]]))
+    )
     output = drafted(model, [store, slow], plain)
     assert output.statistics.mean_tokens > 2
     assert len(slow.calls("receive")) < output.statistics.drafts.asked / 2

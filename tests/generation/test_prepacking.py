@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import rest_store
-from rest_store.errors import ModelNotSupportedError
+from rest_store.errors import NotSupportedError
 from rest_store.generation.model import load_model
 from tests.shared.models import write_gguf
 from tests.shared.tiny import prompts, tiny_model
@@ -23,7 +23,9 @@ def logits(model: Any, rows: int = 2) -> torch.Tensor:
         return model(**prompts(rows)).logits
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3", "opt", "mixtral"])  # without and with biases
+@pytest.mark.parametrize(
+    "architecture", ["llama", "qwen2", "gemma3", "opt", "mixtral"]
+)  # without and with biases
 def test_logits_agree_up_to_rounding_and_plain_layers_come_back(architecture: str) -> None:
     model = tiny_model(architecture)
     layers = [module for module in model.modules() if type(module) is torch.nn.Linear]
@@ -40,7 +42,10 @@ def test_drafted_text_is_that_of_plain_decoding() -> None:
     model, inputs = tiny_model("llama"), prompts(1, length=24)
     with rest_store.prepacked_weights(model):
         plain = model.generate(**inputs, max_new_tokens=40, do_sample=False)
-        options: dict[str, Any] = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()]}
+        options: dict[str, Any] = {
+            "custom_generate": rest_store.generate,
+            "drafter": [rest_store.PromptLookup()],
+        }
         drafted = model.generate(**inputs, max_new_tokens=40, do_sample=False, **options)
     assert torch.equal(plain, drafted)
 
@@ -63,7 +68,9 @@ def defaults() -> Iterator[None]:
     torch.set_default_device(None)
 
 
-def test_the_defaults_of_torch_do_not_matter(defaults: None, request: pytest.FixtureRequest) -> None:
+def test_the_defaults_of_torch_do_not_matter(
+    defaults: None, request: pytest.FixtureRequest
+) -> None:
     with torch.device("cpu"):
         model = tiny_model("llama")
     with rest_store.prepacked_weights(model) as count:
@@ -71,7 +78,9 @@ def test_the_defaults_of_torch_do_not_matter(defaults: None, request: pytest.Fix
 
 
 class OneNumber(torch.Tensor):
-    """A weight whose numbers are all the same, so that one is kept: the kind of class that quantized weights have."""
+    """A weight whose numbers are all the same, so that one is kept:
+    the kind of class that quantized weights have.
+    """
 
     number: torch.Tensor
 
@@ -99,15 +108,21 @@ def test_weights_of_a_tensor_class_are_left_as_they_are() -> None:
     model = tiny_model("llama")
     own = [layer.self_attn.q_proj for layer in model.model.layers]
     for layer in own:
-        layer.weight = torch.nn.Parameter(OneNumber(torch.tensor(0.01), layer.weight.shape), requires_grad=False)
+        layer.weight = torch.nn.Parameter(
+            OneNumber(torch.tensor(0.01), layer.weight.shape), requires_grad=False
+        )
     expected = logits(model)
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     with rest_store.prepacked_weights(model) as count:
         assert count == len(linear) - len(own)
         torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
     for layer in linear:
-        layer.weight = torch.nn.Parameter(OneNumber(torch.tensor(0.01), layer.weight.shape), requires_grad=False)
-    with pytest.raises(ModelNotSupportedError, match=r"number of linear layers is 0, expected .* and plain weights"):
+        layer.weight = torch.nn.Parameter(
+            OneNumber(torch.tensor(0.01), layer.weight.shape), requires_grad=False
+        )
+    with pytest.raises(
+        NotSupportedError, match=r"number of linear layers is 0, expected .* and plain weights"
+    ):
         rest_store.prepacked_weights(model).__enter__()
 
 
@@ -120,7 +135,9 @@ def test_weights_that_torchao_quantizes_are_left_as_they_are() -> None:
         logits(model)
 
 
-@pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="weights of GGUF files are always dequantized")
+@pytest.mark.skipif(
+    not hasattr(transformers, "GgufConfig"), reason="weights of GGUF files are always dequantized"
+)
 def test_weights_of_gguf_files_are_dequantized_also_where_they_could_stay_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +146,9 @@ def test_weights_of_gguf_files_are_dequantized_also_where_they_could_stay_packed
     monkeypatch.setattr("transformers.quantizers.quantizer_gguf.get_gguf_kernel", lambda: kernel)
     path = write_gguf(tmp_path / "model.gguf", "lfm2")
     packed = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name)
-    assert type(packed.model.layers[0].self_attn.q_proj).__name__ == "GgufLinear", "transformers alone keeps them"
+    assert type(packed.model.layers[0].self_attn.q_proj).__name__ == "GgufLinear", (
+        "transformers alone keeps them"
+    )
     model, _ = load_model(str(path))
     layer = model.model.layers[0].self_attn.q_proj
     torch.testing.assert_close(layer.weight.detach(), torch.ones(32, 32), rtol=1e-3, atol=0)
@@ -147,11 +166,13 @@ def test_a_model_with_nothing_to_pack_is_refused(kind: str, request: pytest.Fixt
         block = rest_store.prepacked_weights(model)
         block.__enter__()
         request.addfinalizer(lambda: block.__exit__(None, None, None))
-    with pytest.raises(ModelNotSupportedError, match=r"number of linear layers is 0, expected at least one"):
+    with pytest.raises(
+        NotSupportedError, match=r"number of linear layers is 0, expected at least one"
+    ):
         rest_store.prepacked_weights(model).__enter__()
 
 
 def test_a_torch_without_onednn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    with pytest.raises(ModelNotSupportedError, match=r"is without oneDNN, expected one that has it"):
+    with pytest.raises(NotSupportedError, match=r"is without oneDNN, expected one that has it"):
         rest_store.prepacked_weights(tiny_model("llama")).__enter__()

@@ -1,4 +1,6 @@
-"""Logits processors of batches: each row is judged as plain generation judges it, also by other packages'."""
+"""Logits processors of batches: each row is judged as plain
+generation judges it, also by other packages'.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,18 @@ import torch
 from transformers import LogitsProcessor, WatermarkingConfig
 
 import rest_store
-from rest_store.errors import ModeNotSupportedError
+from rest_store.errors import NotSupportedError
 from tests.shared.strategies import refused
-from tests.shared.tiny import Drafted, Scripted, bushy, futures_of, prompts, text_tokenizer, tiny_model, write_model
+from tests.shared.tiny import (
+    Drafted,
+    Scripted,
+    bushy,
+    futures_of,
+    prompts,
+    text_tokenizer,
+    tiny_model,
+    write_model,
+)
 
 NEW = 12
 
@@ -33,12 +44,21 @@ NEW = 12
     ],
     ids="+".join,
 )
-def test_several_rows_of_a_prompt_are_judged_as_plain_decoding_judges_them(options: dict[str, Any]) -> None:
-    """The model is sure of each token, so it does not matter that rows of a batch draw from generators of their own."""
+def test_several_rows_of_a_prompt_are_judged_as_plain_decoding_judges_them(
+    options: dict[str, Any],
+) -> None:
+    """The model is sure of each token, so it does not matter that
+    rows of a batch draw from generators of their own.
+    """
     model = tiny_model("llama")
     model.lm_head.weight.data *= 1e5
     inputs = prompts(2, 40)
-    fixed: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "num_return_sequences": 3, **options}
+    fixed: dict[str, Any] = {
+        "max_new_tokens": NEW,
+        "do_sample": True,
+        "num_return_sequences": 3,
+        **options,
+    }
     plain = model.generate(**inputs, **fixed)
     without = model.generate(**inputs, **{**fixed, **dict.fromkeys(options)})
     assert not torch.equal(plain, without), "the option has to matter"
@@ -57,10 +77,14 @@ def test_several_rows_of_a_prompt_are_judged_as_plain_decoding_judges_them(optio
             return_dict_in_generate=True,
         )
         assert torch.equal(output.sequences, plain)
-        assert (output.statistics.drafts.accepted > 0) or not steady or "prefix_allowed_tokens_fn" in options
+        assert (
+            (output.statistics.drafts.accepted > 0)
+            or not steady
+            or "prefix_allowed_tokens_fn" in options
+        )
 
 
-# --- Processors of other packages -------------------------------------------------------------------------------------
+# --- Processors of other packages -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +94,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     tokenizer = text_tokenizer()
     directory = write_model(
-        tmp_path_factory.mktemp("model"), vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id
+        tmp_path_factory.mktemp("model"),
+        vocab_size=len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
     )
     return AutoModelForCausalLM.from_pretrained(directory)
 
@@ -85,7 +111,9 @@ def xgrammar_processor(patterns: list[str]) -> LogitsProcessor:
     tokenizer = text_tokenizer()
     information = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=len(tokenizer))
     compiler = xgrammar.GrammarCompiler(information)
-    processor: LogitsProcessor = hf.LogitsProcessor([compiler.compile_regex(pattern) for pattern in patterns])
+    processor: LogitsProcessor = hf.LogitsProcessor(
+        [compiler.compile_regex(pattern) for pattern in patterns]
+    )
     return processor
 
 
@@ -94,7 +122,9 @@ def outlines_processor(backend: str, model: Any) -> LogitsProcessor:
     backends = pytest.importorskip("outlines.backends")
     pytest.importorskip(backend)
     of_tokens = outlines.from_transformers(model, text_tokenizer())
-    processor: LogitsProcessor = backends.get_regex_logits_processor(backend, of_tokens, PATTERNS[0])
+    processor: LogitsProcessor = backends.get_regex_logits_processor(
+        backend, of_tokens, PATTERNS[0]
+    )
     return processor
 
 
@@ -107,7 +137,9 @@ PROCESSORS: dict[str, Callable[[Any], LogitsProcessor]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, for which other packages use it
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # of torch, for which other packages use it
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_grammars_of_other_packages_hold_in_batches(name: str, model: Any) -> None:
     inputs, fixed = prompts(3), {"max_new_tokens": 40, "do_sample": False}
@@ -119,7 +151,12 @@ def test_grammars_of_other_packages_hold_in_batches(name: str, model: Any) -> No
         assert re.fullmatch(pattern, tokenizer.decode(row, skip_special_tokens=True))
     drafter = [rest_store.PromptLookup(), rest_store.RecycledLogits()]
     references = [row[14:].tolist() for row in plain]
-    options = {"custom_generate": rest_store.generate, "drafter": drafter, "adaptive": False, "references": references}
+    options = {
+        "custom_generate": rest_store.generate,
+        "drafter": drafter,
+        "adaptive": False,
+        "references": references,
+    }
     for _ in range(2):  # it is not used up, since each row has a copy
         output = model.generate(
             **inputs, **fixed, **options, logits_processor=[processor], return_dict_in_generate=True
@@ -130,9 +167,13 @@ def test_grammars_of_other_packages_hold_in_batches(name: str, model: Any) -> No
 
 def test_grammars_for_another_number_of_rows_are_refused(model: Any) -> None:
     processor = xgrammar_processor(PATTERNS[:2])
-    options = {"logits_processor": [processor], "custom_generate": rest_store.generate, "max_new_tokens": 4}
+    options = {
+        "logits_processor": [processor],
+        "custom_generate": rest_store.generate,
+        "max_new_tokens": 4,
+    }
     refused(
-        ModeNotSupportedError,
+        NotSupportedError,
         lambda: model.generate(**prompts(3), **options),
         "LogitsProcessor: number of compiled_grammars is 2, expected 1, or 3: one for each row",
     )
@@ -150,7 +191,9 @@ def test_a_processor_that_was_used_before_goes_on_in_copies() -> None:
     opening = int(text_tokenizer()("o", add_special_tokens=False)["input_ids"][0])
     expected = first(torch.tensor([[5, opening]]), scores[:1].clone())
     assert torch.equal(second(torch.tensor([[5, opening]]), scores[:1].clone()), expected)
-    assert torch.equal(used(torch.tensor([[5, opening]] * 2), scores.clone()), expected.expand(2, -1))
+    assert torch.equal(
+        used(torch.tensor([[5, opening]] * 2), scores.clone()), expected.expand(2, -1)
+    )
 
 
 class WithModule(LogitsProcessor):
@@ -166,9 +209,19 @@ class WithModule(LogitsProcessor):
 
 
 def test_a_processor_may_hold_a_module() -> None:
-    model, inputs, fixed = tiny_model("llama"), prompts(3), {"max_new_tokens": NEW, "do_sample": False}
+    model, inputs, fixed = (
+        tiny_model("llama"),
+        prompts(3),
+        {"max_new_tokens": NEW, "do_sample": False},
+    )
     plain = model.generate(**inputs, **fixed, logits_processor=[WithModule()])
     processor = WithModule()
-    options = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()], "adaptive": False}
-    assert torch.equal(model.generate(**inputs, **fixed, **options, logits_processor=[processor]), plain)
+    options = {
+        "custom_generate": rest_store.generate,
+        "drafter": [rest_store.PromptLookup()],
+        "adaptive": False,
+    }
+    assert torch.equal(
+        model.generate(**inputs, **fixed, **options, logits_processor=[processor]), plain
+    )
     assert processor.calls == [0], "each row has calls of its own"

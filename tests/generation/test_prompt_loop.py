@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rest_store.cli import main
-from rest_store.errors import PromptError
+from rest_store.errors import ArgumentError
 from rest_store.generation.printer import Printer
 from tests.shared.tiny import text_tokenizer, write_model
 
@@ -62,7 +62,7 @@ def test_bytes_that_are_no_text_are_read(model: Path) -> None:
     assert len(texts(piped(model, b"caf\xe9\n", "--json"))) == 1
 
 
-# --- On a terminal ---------------------------------------------------------------------------------------------------
+# --- On a terminal --------------------------------------------------------------------------------
 
 
 def test_on_a_terminal_an_interrupt_ends_the_text_and_the_end_of_input_the_loop(
@@ -78,13 +78,21 @@ def test_on_a_terminal_an_interrupt_ends_the_text_and_the_end_of_input_the_loop(
         def generate(self, inputs: Any, **_: Any) -> Any:
             prompt = self.tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True)
             written.append(prompt)
-            raise KeyboardInterrupt if prompt == "interrupted" else PromptError("no such luck")
+            raise KeyboardInterrupt if prompt == "interrupted" else ArgumentError("no such luck")
 
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", lambda sign: next(lines, None) or _end())
     Printer(Interrupted(), {}, seed=None, compare=False, as_json=False).write_lines(chat=False)
     assert written == ["for", "interrupted", "in"]
-    assert capsys.readouterr().err.split("\n") == ["", "no such luck", "", "interrupted", "", "no such luck", ""]
+    assert capsys.readouterr().err.split("\n") == [
+        "",
+        "no such luck",
+        "",
+        "interrupted",
+        "",
+        "no such luck",
+        "",
+    ]
 
 
 def _end() -> str:

@@ -1,4 +1,6 @@
-"""Models with recurrent state: drafts change nothing, whatever was accepted of them, in any mode that others have."""
+"""Models with recurrent state: drafts change nothing, whatever was
+accepted of them, in any mode that others have.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,36 @@ import torch
 from transformers import DynamicCache
 
 import rest_store
-from rest_store.errors import CacheNotSupportedError, ModeNotSupportedError
+from rest_store.errors import NotSupportedError
 from rest_store.generation.loop import Generation
 from rest_store.generation.seam import name_of_cache
 from tests.shared.families import family_model
-from tests.shared.tiny import SCRIPTS, VOCABULARY, Drafted, Scripted, bushy, drafted, futures_of, prompts
+from tests.shared.tiny import (
+    SCRIPTS,
+    VOCABULARY,
+    Drafted,
+    Scripted,
+    bushy,
+    drafted,
+    futures_of,
+    prompts,
+)
 
 NEW = 40
 FIXED = {"max_new_tokens": NEW, "do_sample": False}
 SAMPLED = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0}
-# Gated delta rule, Mamba 2 with limits of time steps, states beside attention in one layer, convolutions alone, no
-# attention at all.
+# Gated delta rule, Mamba 2 with limits of time steps, states beside attention in one layer,
+# convolutions alone, no attention at all.
 CORE = ("qwen3_5_text", "nemotron_h", "falcon_h1", "lfm2", "mamba2")
-OTHERS = ("bamba", "granitemoehybrid", "kimi_linear", "lfm2_moe", "olmo_hybrid", "qwen3_next", "zamba2")
+OTHERS = (
+    "bamba",
+    "granitemoehybrid",
+    "kimi_linear",
+    "lfm2_moe",
+    "olmo_hybrid",
+    "qwen3_next",
+    "zamba2",
+)
 FAMILIES = [*CORE, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 
@@ -46,7 +65,10 @@ def cache_name(model: Any) -> str:
 def noisy(future: list[int], random: Any, max_nodes: int) -> Any:
     """A chain that is wrong somewhere, mostly."""
     wrong = random.random(8) < 0.3
-    tokens = [int(random.integers(VOCABULARY)) if flaw else token for token, flaw in zip(future, wrong, strict=False)]
+    tokens = [
+        int(random.integers(VOCABULARY)) if flaw else token
+        for token, flaw in zip(future, wrong, strict=False)
+    ]
     return SCRIPTS["right"](tokens, random, max_nodes) if tokens else bushy(future, random, 0)
 
 
@@ -77,7 +99,9 @@ def test_greedy_search(model: Any, rows: int) -> None:
 
 @pytest.mark.parametrize("max_nodes", [1, 3, 16])
 def test_what_was_partly_right_is_committed_in_time(model: Any, max_nodes: int) -> None:
-    """A pass is never wider than twice the draft: without a limit it would grow to the end of the text."""
+    """A pass is never wider than twice the draft: without a limit
+    it would grow to the end of the text.
+    """
     inputs = prompts(1)
     plain = model.generate(**inputs, **FIXED)
     widths = []
@@ -141,7 +165,10 @@ def test_both_attentions_and_a_static_cache(attention: str) -> None:
     before = model.config._attn_implementation
     model.set_attn_implementation(attention)
     try:
-        inputs, options = prompts(3), {**FIXED, "cache_implementation": "static", "disable_compile": True}
+        inputs, options = (
+            prompts(3),
+            {**FIXED, "cache_implementation": "static", "disable_compile": True},
+        )
         plain = model.generate(**inputs, **options)
         assert torch.equal(drafted(model, inputs, plain, bushy, **options).sequences, plain)
         assert model.config._attn_implementation == attention
@@ -179,7 +206,9 @@ def test_a_cache_holds_what_was_written_and_can_be_continued(model: Any) -> None
             for part in ("conv_states", "recurrent_states"):
                 for index, state in getattr(theirs, part, {}).items():
                     if state is not None:
-                        torch.testing.assert_close(getattr(ours, part)[index], state, atol=1e-3, rtol=1e-3)
+                        torch.testing.assert_close(
+                            getattr(ours, part)[index], state, atol=1e-3, rtol=1e-3
+                        )
         if stop < 99:
             left = {**FIXED, "max_new_tokens": plain.shape[1] - written.shape[1], name: cache}
             whole = {"input_ids": written, "attention_mask": torch.ones_like(written)}
@@ -192,7 +221,8 @@ def positions(model: Any, place: int) -> dict[str, torch.Tensor]:
 
 def settings_of(model: Any) -> list[Any]:
     return [
-        (getattr(module, "time_step_limit", None), getattr(module, "chunk_size", None)) for module in model.modules()
+        (getattr(module, "time_step_limit", None), getattr(module, "chunk_size", None))
+        for module in model.modules()
     ]
 
 
@@ -203,7 +233,9 @@ def test_two_generations_of_one_model_in_turns(model: Any) -> None:
         inputs = prompts(rows, seed=seed)
         expected.append(model.generate(**inputs, **FIXED))
         running.append(begun(model, inputs, expected[-1], noisy))
-    while [piece for piece in [next(generation, None) for generation in running] if piece is not None]:
+    while [
+        piece for piece in [next(generation, None) for generation in running] if piece is not None
+    ]:
         pass
     for generation, plain in zip(running, expected, strict=True):
         assert torch.equal(generation.result().sequences, plain)
@@ -223,13 +255,22 @@ def test_an_error_leaves_a_cache_that_can_be_continued_or_an_empty_one(max_nodes
             return scores
 
         cache = DynamicCache(config=model.config)
-        options = {**FIXED, "logits_processor": [fails], "max_nodes": max_nodes, cache_name(model): cache}
+        options = {
+            **FIXED,
+            "logits_processor": [fails],
+            "max_nodes": max_nodes,
+            cache_name(model): cache,
+        }
         with pytest.raises(KeyboardInterrupt):
             drafted(model, inputs, plain, noisy, **options)
         held = int(cache.get_seq_length())
         lengths.add(held)
         written = plain[:, : max(held + 1, 14)]
-        left = {**FIXED, "max_new_tokens": plain.shape[1] - written.shape[1], cache_name(model): cache}
+        left = {
+            **FIXED,
+            "max_new_tokens": plain.shape[1] - written.shape[1],
+            cache_name(model): cache,
+        }
         assert torch.equal(model.generate(written, **left), plain)
     assert (lengths == {0}) == (max_nodes == 0), "single steps change states in place"
 
@@ -239,14 +280,16 @@ def test_a_filled_cache_without_keys_is_refused() -> None:
     name = cache_name(model)
     cache = DynamicCache(config=model.config)
     model(inputs["input_ids"], **{name: cache})
-    with pytest.raises(CacheNotSupportedError, match="does not say how many tokens"):
+    with pytest.raises(NotSupportedError, match="does not say how many tokens"):
         model.generate(**inputs, **FIXED, custom_generate=rest_store.generate, **{name: cache})
 
 
 def test_a_cache_that_was_not_made_for_the_model_is_refused() -> None:
     model = model_of("lfm2")
     options = {**FIXED, cache_name(model): DynamicCache()}
-    with pytest.raises(CacheNotSupportedError, match=r"without recurrent states, expected made for the model"):
+    with pytest.raises(
+        NotSupportedError, match=r"without recurrent states, expected made for the model"
+    ):
         model.generate(**prompts(1), **options, custom_generate=rest_store.generate)
 
 
@@ -256,5 +299,5 @@ def test_generations_are_compared(model: Any) -> None:
     assert output.comparison is not None
     assert output.comparison.identical
     name = cache_name(model)
-    with pytest.raises(ModeNotSupportedError, match="compare=True"):
+    with pytest.raises(NotSupportedError, match="compare=True"):
         generator.generate(prompts(1), compare=True, **{name: DynamicCache(config=model.config)})

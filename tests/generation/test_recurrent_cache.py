@@ -15,7 +15,9 @@ CHANNELS, KERNEL = 2, 3
 
 
 def filled(rows: int, *, recurrent: bool = True) -> DynamicCache:
-    """A cache of a layer of states and one of keys, which hold four tokens of each row: 10 * row + token."""
+    """A cache of a layer of states and one of keys, which hold four
+    tokens of each row: 10 * row + token.
+    """
     from transformers import Lfm2Config
 
     config = Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"])

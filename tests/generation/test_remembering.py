@@ -1,4 +1,6 @@
-"""Outputs are remembered beside generation: the text stays the same, later drafts get better, nothing else fails."""
+"""Outputs are remembered beside generation: the text stays the
+same, later drafts get better, nothing else fails.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.drafting import remembering
 from rest_store.drafting.output_document import PROMPT_TOKENS
 from rest_store.drafting.remembering import flush
-from rest_store.errors import DocumentError, DraftingWarning, LimitError, RememberError, StorageError
+from rest_store.errors import (
+    ArgumentError,
+    DocumentError,
+    DraftingWarning,
+    SourceError,
+    StorageError,
+)
 from rest_store.generation import comparison
 from tests.shared.services import PATIENCE
 from tests.shared.strategies import identity, refused
@@ -59,8 +67,15 @@ class Failing:
 
 
 def write(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
-    arguments = {"max_new_tokens": 32, "adaptive": False, "drafter": [rest_store.PromptLookup()], **options}
-    return model.generate(**inputs, custom_generate=rest_store.generate, return_dict_in_generate=True, **arguments)
+    arguments = {
+        "max_new_tokens": 32,
+        "adaptive": False,
+        "drafter": [rest_store.PromptLookup()],
+        **options,
+    }
+    return model.generate(
+        **inputs, custom_generate=rest_store.generate, return_dict_in_generate=True, **arguments
+    )
 
 
 def write_and_wait(model: Any, inputs: dict[str, torch.Tensor], target: Any) -> Any:
@@ -69,7 +84,9 @@ def write_and_wait(model: Any, inputs: dict[str, torch.Tensor], target: Any) -> 
     return output
 
 
-@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.7}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"do_sample": True, "temperature": 0.7}], ids=["greedy", "sampled"]
+)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_same_prompt_again_takes_fewer_passes_to_the_same_text(
     model: Any, live: rest_store.LiveDatastore, rows: int, sampling: dict[str, Any]
@@ -99,17 +116,28 @@ def test_a_document_is_the_end_of_the_prompt_and_the_output_without_padding(mode
     output = write(model, inputs, remember=target, eos_token_id=ends)
     assert flush(target)
     expected = []
-    for ids, mask, row in zip(inputs["input_ids"], inputs["attention_mask"], output.sequences, strict=True):
+    for ids, mask, row in zip(
+        inputs["input_ids"], inputs["attention_mask"], output.sequences, strict=True
+    ):
         written = row[ids.shape[0] :].tolist()
         written = written[: written.index(ends) + 1] if ends in written else written
         expected.append(ids[mask.bool()].tolist()[-PROMPT_TOKENS:] + written)
-    assert target.documents == [document for document in expected if len(document) >= PROMPT_TOKENS + 4]
+    assert target.documents == [
+        document for document in expected if len(document) >= PROMPT_TOKENS + 4
+    ]
     assert target.ids == output.statistics.remembered.ids
 
 
-def test_what_was_written_of_a_group_is_read_first(model: Any, live: rest_store.LiveDatastore) -> None:
-    """Not as a source of drafts, of which there is none but prompt lookup here; another group is not read."""
-    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()], adaptive=False, remember=live)
+def test_what_was_written_of_a_group_is_read_first(
+    model: Any, live: rest_store.LiveDatastore
+) -> None:
+    """Not as a source of drafts, of which there is none but prompt lookup here.
+
+    Another group is not read.
+    """
+    generator = rest_store.Generator(
+        model, None, [rest_store.PromptLookup()], adaptive=False, remember=live
+    )
     options = {"max_new_tokens": 32, "do_sample": False, "compare": True}
     passes = []
     for group, epoch in (("one", 1), ("one", 2), ("two", 2), ("one", 2)):
@@ -138,19 +166,31 @@ def test_a_group_that_cannot_be_read_costs_its_documents_alone(
         def __init__(self) -> None:
             self.ids: list[str] = []
 
-        def add(self, documents: Sequence[IntSequence], ids: Sequence[str] = (), **labels: Any) -> None:
+        def add(
+            self, documents: Sequence[IntSequence], ids: Sequence[str] = (), **labels: Any
+        ) -> None:
             self.ids += ids
 
         def documents(self, *, group: str, latest: int) -> Iterator[Any]:
             raise StorageError(f"{group} cannot be read")
 
-    monkeypatch.setattr(comparison, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(comparison, "MAX_SECONDS", 0.0)
     target, inputs = Unreadable(), prompts(rows)
     plain = model.generate(**inputs, max_new_tokens=32, do_sample=False)
     references = [row[inputs["input_ids"].shape[1] :].tolist() for row in plain]
-    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()], adaptive=False, remember=target)
-    options = {"max_new_tokens": 32, "do_sample": False, "references": references, "compare": rows == 1}
-    said = "without a session, source or reference: references: rest_store.errors.StorageError: one cannot be read"
+    generator = rest_store.Generator(
+        model, None, [rest_store.PromptLookup()], adaptive=False, remember=target
+    )
+    options = {
+        "max_new_tokens": 32,
+        "do_sample": False,
+        "references": references,
+        "compare": rows == 1,
+    }
+    said = (
+        "without a session, source or reference: references: rest_store.errors.StorageError: one"
+        " cannot be read"
+    )
     with pytest.warns(DraftingWarning, match=said) as warned:
         output = generator.generate(inputs, group="one", **options)
     assert len(warned) == 1
@@ -161,9 +201,14 @@ def test_a_group_that_cannot_be_read_costs_its_documents_alone(
     assert target.ids == output.statistics.remembered.ids
 
 
-@pytest.mark.parametrize(("options", "error"), [({"group": 7}, DocumentError), ({"epoch": -1}, LimitError)])
+@pytest.mark.parametrize(
+    ("options", "error"), [({"group": 7}, DocumentError), ({"epoch": -1}, ArgumentError)]
+)
 def test_what_is_no_group_or_epoch_is_refused_at_once(
-    model: Any, live: rest_store.LiveDatastore, options: dict[str, Any], error: type[rest_store.RestStoreError]
+    model: Any,
+    live: rest_store.LiveDatastore,
+    options: dict[str, Any],
+    error: type[rest_store.RestStoreError],
 ) -> None:
     refused(error, lambda: write(model, prompts(1), remember=live, **options), next(iter(options)))
 
@@ -211,7 +256,9 @@ def test_a_generator_waits_for_all_that_is_remembered(model: Any) -> None:
 
 def test_a_failing_target_is_counted_and_changes_nothing(model: Any) -> None:
     inputs, target = prompts(2), Failing()
-    with pytest.warns(DraftingWarning, match="an output was not remembered: SystemExit: no more") as warned:
+    with pytest.warns(
+        DraftingWarning, match="an output was not remembered: SystemExit: no more"
+    ) as warned:
         output = write_and_wait(model, inputs, target)
     assert len(warned) == 1
     counts = output.statistics.remembered
@@ -222,7 +269,7 @@ def test_a_failing_target_is_counted_and_changes_nothing(model: Any) -> None:
 def test_a_blocked_target_delays_nobody_and_what_it_cannot_take_is_counted(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remembering, "_MOST_TOKENS", 2 * (14 + 32))
+    monkeypatch.setattr(remembering, "_MAX_TOKENS", 2 * (14 + 32))
     target = Kept()
     target.open.clear()
     outputs = [write(model, prompts(1, seed=seed), remember=target) for seed in range(2)]
@@ -261,7 +308,9 @@ if sys.argv[1] != "blocked":
 @pytest.mark.parametrize(("way", "printed"), [("exit", "1 2 3 4 5 6\n"), ("blocked", "")])
 def test_a_program_that_ends_writes_what_is_queued(way: str, printed: str) -> None:
     program = _PROGRAM + f"flush.__defaults__ = ({0.01 if way == 'blocked' else PATIENCE},)\n"
-    done = subprocess.run([sys.executable, "-c", program, way], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, way], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
 
@@ -293,7 +342,9 @@ else:
 
 
 def test_a_forked_process_writes_what_it_remembers_itself() -> None:
-    done = subprocess.run([sys.executable, "-Wignore", "-c", _FORK], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-Wignore", "-c", _FORK], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "5 6 7 8\n1 2 3 4\n", "")
 
 
@@ -314,5 +365,9 @@ class Coroutine:
     ],
 )
 def test_what_takes_no_documents_is_refused_at_once(model: Any, target: Any, found: str) -> None:
-    refused(RememberError, lambda: write(model, prompts(1), remember=target), f"generate: remember is {found}")
-    refused(RememberError, lambda: rest_store.Generator(model, remember=target), found)
+    refused(
+        SourceError,
+        lambda: write(model, prompts(1), remember=target),
+        f"generate: remember is {found}",
+    )
+    refused(SourceError, lambda: rest_store.Generator(model, remember=target), found)

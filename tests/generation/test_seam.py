@@ -1,4 +1,7 @@
-"""transformers is as the table of generation says; a release that is not is named, and none gets far with one."""
+"""transformers is as the table of generation says.
+
+A release that is not is named, and none gets far with one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import transformers
 from transformers import DynamicCache
 
 import rest_store
-from rest_store.errors import GenerationError
+from rest_store.errors import RestStoreError
 from rest_store.generation.seam import PARTS, require_transformers
 from rest_store.seam import differences
 from tests.shared.strategies import refused
@@ -29,23 +32,28 @@ def test_transformers_has_what_the_table_lists() -> None:
     assert differences(PARTS) == []
 
 
-def test_another_release_is_named_before_the_model_runs(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_release_is_named_before_the_model_runs(
+    anew: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def update(self: Any, new_keys: Any, new_values: Any, *args: Any, **kwargs: Any) -> Any:
         """As a release that renames the parameters would have it."""
 
     monkeypatch.setattr("transformers.cache_utils.CacheLayerMixin.update", update)
     model = tiny_model("llama")
     refused(
-        GenerationError,
+        RestStoreError,
         lambda: model.generate(**prompts(1), max_new_tokens=2, custom_generate=rest_store.generate),
-        f"transformers is {transformers.__version__}, in which transformers.cache_utils:CacheLayerMixin.update takes",
+        f"transformers is {transformers.__version__}, in which"
+        " transformers.cache_utils:CacheLayerMixin.update takes",
         "new_keys, new_values",
         "expected self, key_states, value_states",
     )
 
 
 def test_what_is_taken_over_is_in_the_table() -> None:
-    """Caches that transformers makes have no more of their own than the table, or this list, says."""
+    """Caches that transformers makes have no more of their
+    own than the table, or this list, says.
+    """
     listed = {part.place.rpartition(".")[2] for part in PARTS}
     cache = DynamicCache(config=tiny_model("mistral with a sliding window").config)
     unused = {"device", "record_past", "_sliding_window_tensor"}

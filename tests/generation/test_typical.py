@@ -18,7 +18,7 @@ from transformers import (
 import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
-from rest_store.errors import LimitError, ModeNotSupportedError
+from rest_store.errors import ArgumentError, NotSupportedError
 from rest_store.generation import typical
 from rest_store.generation.rows import rows_of
 from rest_store.generation.typical import typical_path
@@ -28,7 +28,9 @@ from tests.shared.tiny import Drafted, SameTree, prompts, tiny_model
 EVERYTHING = {"acceptance": "typical"}
 
 
-def path(tree: TokenTree, logits: torch.Tensor, *processors: Any, ends: Sequence[int] = ()) -> list[int]:
+def path(
+    tree: TokenTree, logits: torch.Tensor, *processors: Any, ends: Sequence[int] = ()
+) -> list[int]:
     """The accepted path of `tree` behind a row of the token 0."""
     edges = enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
     children = {edge: node for node, edge in edges}
@@ -37,8 +39,13 @@ def path(tree: TokenTree, logits: torch.Tensor, *processors: Any, ends: Sequence
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_longest_path_is_that_of_medusas_code(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`evaluate_posterior` of Medusa (`fast`) judges all paths from root to leaf; it is written out here for a tree."""
+def test_the_longest_path_is_that_of_medusas_code(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`evaluate_posterior` of Medusa (`fast`) judges all paths from root to leaf.
+
+    It is written out here for a tree.
+    """
     random = np.random.default_rng(seed)
     paths = [random.integers(0, 4, random.integers(1, 6)).tolist() for _ in range(6)]
     tree = tree_of(paths)
@@ -70,7 +77,7 @@ def test_drafts_behind_the_end_of_a_text_do_not_count() -> None:
     assert path(tree, flat, ends=[1]) == [4, 5]
 
 
-# --- Generations ------------------------------------------------------------------------------------------------------
+# --- Generations ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +86,9 @@ def everything_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(typical, "THRESHOLD", 0.0)
 
 
-def generate(model: Any, inputs: dict[str, torch.Tensor], *paths: Sequence[int], seed: int = 0, **more: Any) -> Any:
+def generate(
+    model: Any, inputs: dict[str, torch.Tensor], *paths: Sequence[int], seed: int = 0, **more: Any
+) -> Any:
     torch.manual_seed(seed)
     return model.generate(
         **inputs,
@@ -94,7 +103,15 @@ def generate(model: Any, inputs: dict[str, torch.Tensor], *paths: Sequence[int],
 @pytest.mark.parametrize("rows", [1, 3])
 def test_accepted_paths_are_written_and_the_token_behind_them_is_drawn(rows: int) -> None:
     model, inputs = tiny_model("llama"), prompts(rows)
-    output = generate(model, inputs, [7, 8, 9], max_new_tokens=13, temperature=2.0, output_scores=True, **EVERYTHING)
+    output = generate(
+        model,
+        inputs,
+        [7, 8, 9],
+        max_new_tokens=13,
+        temperature=2.0,
+        output_scores=True,
+        **EVERYTHING,
+    )
     text = output.sequences[:, 14:]
     assert output.statistics.forward_passes == 4
     for start in (1, 5, 9):  # the first token is that of the prompt's pass
@@ -114,7 +131,7 @@ def test_a_text_ends_within_an_accepted_path() -> None:
     assert output.sequences[:, 15:].tolist() == [[7, 8]] * 2
 
 
-# --- What is refused --------------------------------------------------------------------------------------------------
+# --- What is refused ------------------------------------------------------------------------------
 
 
 def test_it_is_refused_where_nothing_is_drawn_and_where_a_state_follows_every_call() -> None:
@@ -123,13 +140,13 @@ def test_it_is_refused_where_nothing_is_drawn_and_where_a_state_follows_every_ca
     model.register_forward_pre_hook(lambda *_: passes.append(1))
     ask = {"max_new_tokens": 4, "custom_generate": rest_store.generate, "acceptance": "typical"}
     refused(
-        ModeNotSupportedError,
+        NotSupportedError,
         lambda: model.generate(**inputs, do_sample=False, **ask),
         "acceptance is 'typical' in greedy search, expected 'exact', or do_sample=True",
     )
     watermark = SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)
     refused(
-        ModeNotSupportedError,
+        NotSupportedError,
         lambda: model.generate(**inputs, do_sample=True, watermarking_config=watermark, **ask),
         "SynthIDTextWatermarkLogitsProcessor",
     )
@@ -138,4 +155,8 @@ def test_it_is_refused_where_nothing_is_drawn_and_where_a_state_follows_every_ca
 
 def test_an_unknown_acceptance_is_refused() -> None:
     expected = "acceptance is 'lossy', expected 'exact' or 'typical'"
-    refused(LimitError, lambda: rest_store.Generator(tiny_model("llama"), acceptance="lossy"), expected)
+    refused(
+        ArgumentError,
+        lambda: rest_store.Generator(tiny_model("llama"), acceptance="lossy"),
+        expected,
+    )

@@ -1,4 +1,6 @@
-"""Whatever wraps or replaces a part of a model, perhaps for one call: the same text as plain, or refused by name."""
+"""Whatever wraps or replaces a part of a model, perhaps for one
+call: the same text as plain, or refused by name.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 import rest_store
-from rest_store.errors import ModelNotSupportedError
+from rest_store.errors import NotSupportedError
 from rest_store.generation import attention
 from tests.shared.strategies import refused
 from tests.shared.tiny import Drafted, Scripted, bushy, futures_of, prompts, right, tiny_model
@@ -29,7 +31,9 @@ INVOCATION = [21, 22]  # tokens that switch an activated LoRA on
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:peft"),
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*on a device type different:UserWarning"),  # than offloaded weights
+    pytest.mark.filterwarnings(
+        "ignore:.*on a device type different:UserWarning"
+    ),  # than offloaded weights
 ]
 
 
@@ -65,11 +69,16 @@ def with_random_weights(model: Any) -> Any:
     return model.eval()
 
 
-# --- Adapters ---------------------------------------------------------------------------------------------------------
+# --- Adapters -------------------------------------------------------------------------------------
 
 
 def lora_config(**options: Any) -> peft.LoraConfig:
-    targets = {"r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+    targets = {
+        "r": 4,
+        "lora_alpha": 16,
+        "target_modules": ["q_proj", "v_proj"],
+        "task_type": "CAUSAL_LM",
+    }
     return peft.LoraConfig(**{**targets, **options})
 
 
@@ -107,13 +116,17 @@ def adapter_switched_off() -> Wrapped:
 
 
 def llama_adapter() -> Wrapped:
-    return with_adapter(peft.AdaptionPromptConfig(adapter_len=4, adapter_layers=2, task_type="CAUSAL_LM"))
+    return with_adapter(
+        peft.AdaptionPromptConfig(adapter_len=4, adapter_layers=2, task_type="CAUSAL_LM")
+    )
 
 
 def scaled_activations() -> Wrapped:
     targets = ["k_proj", "v_proj", "down_proj"]
     return with_adapter(
-        peft.IA3Config(target_modules=targets, feedforward_modules=["down_proj"], task_type="CAUSAL_LM")
+        peft.IA3Config(
+            target_modules=targets, feedforward_modules=["down_proj"], task_type="CAUSAL_LM"
+        )
     )
 
 
@@ -132,7 +145,7 @@ def shadow() -> Wrapped:
     return with_adapter(peft.ShadowConfig(task_type="CAUSAL_LM"))
 
 
-# --- Hooks and replaced methods ---------------------------------------------------------------------------------------
+# --- Hooks and replaced methods -------------------------------------------------------------------
 
 
 def steered() -> Wrapped:
@@ -182,7 +195,9 @@ def parametrized() -> Wrapped:
             return 0.5 * weight
 
     model = tiny_model("llama")
-    torch.nn.utils.parametrize.register_parametrization(model.model.layers[0].mlp.up_proj, "weight", Halved())
+    torch.nn.utils.parametrize.register_parametrization(
+        model.model.layers[0].mlp.up_proj, "weight", Halved()
+    )
     return Wrapped(model, model)
 
 
@@ -210,10 +225,12 @@ def inputs_prepared_by_another_method() -> Wrapped:
     return Wrapped(model, model)
 
 
-# --- Attention functions ----------------------------------------------------------------------------------------------
+# --- Attention functions --------------------------------------------------------------------------
 
 
-def halved(module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: float = 0.0, **kwargs: Any) -> Any:
+def halved(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: float = 0.0, **kwargs: Any
+) -> Any:
     kwargs["scaling"] = 0.5 * kwargs["scaling"]
     return sdpa_attention_forward(module, query, key, value, mask, dropout, **kwargs)
 
@@ -238,14 +255,17 @@ def own_attention(interface: type[Any], name: str, function: Any) -> Wrapped:
 
     @contextmanager
     def context() -> Iterator[None]:
-        with registered(AttentionMaskInterface, name, sdpa_mask), registered(interface, name, function):
+        with (
+            registered(AttentionMaskInterface, name, sdpa_mask),
+            registered(interface, name, function),
+        ):
             model.config._attn_implementation = name
             yield
 
     return Wrapped(model, model, context=context)
 
 
-# --- The same text ----------------------------------------------------------------------------------------------------
+# --- The same text --------------------------------------------------------------------------------
 
 SAME: dict[str, Callable[[], Wrapped]] = {
     "LoRA": lora,
@@ -273,7 +293,9 @@ CHANGES_NOTHING = {
 SLOW = {"a compiled forward"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SAME])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SAME]
+)
 def test_the_same_text(name: str) -> None:
     of_model = tiny_model("llama").generate(**inputs(), **FIXED)
     wrapped = SAME[name]()
@@ -284,7 +306,12 @@ def test_the_same_text(name: str) -> None:
         futures = futures_of(inputs(), plain)
         for script in (right, bushy):
             drafter = [Drafted(functools.partial(Scripted, futures=futures, script=script))]
-            drafted = {**options, "custom_generate": rest_store.generate, "drafter": drafter, "adaptive": False}
+            drafted = {
+                **options,
+                "custom_generate": rest_store.generate,
+                "drafter": drafter,
+                "adaptive": False,
+            }
             output = wrapped.model.generate(**inputs(), **drafted, return_dict_in_generate=True)
             assert torch.equal(output.sequences, plain)
             assert output.statistics.drafts.accepted > FIXED["max_new_tokens"]
@@ -293,19 +320,36 @@ def test_the_same_text(name: str) -> None:
             with generator.stream(inputs(), **options) as stream:
                 pieces = [piece.tokens for piece in stream]
             for row, tokens in enumerate(zip(*pieces, strict=True)):
-                assert [token for of_pass in tokens for token in of_pass] == plain[row, 14:].tolist()
+                assert [token for of_pass in tokens for token in of_pass] == plain[
+                    row, 14:
+                ].tolist()
 
 
-# --- Refused ----------------------------------------------------------------------------------------------------------
+# --- Refused --------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Callable[[], Wrapped], str]] = {
-    "prompt tuning": (prompt_learning(peft.PromptTuningConfig), "prepare_inputs_for_generation is replaced"),
-    "p-tuning": (prompt_learning(peft.PromptEncoderConfig), "prepare_inputs_for_generation is replaced"),
-    "prefix tuning": (prompt_learning(peft.PrefixTuningConfig), "prepare_inputs_for_generation is replaced"),
-    "other inputs": (inputs_prepared_by_another_method, "prepare_inputs_for_generation is replaced"),
+    "prompt tuning": (
+        prompt_learning(peft.PromptTuningConfig),
+        "prepare_inputs_for_generation is replaced",
+    ),
+    "p-tuning": (
+        prompt_learning(peft.PromptEncoderConfig),
+        "prepare_inputs_for_generation is replaced",
+    ),
+    "prefix tuning": (
+        prompt_learning(peft.PrefixTuningConfig),
+        "prepare_inputs_for_generation is replaced",
+    ),
+    "other inputs": (
+        inputs_prepared_by_another_method,
+        "prepare_inputs_for_generation is replaced",
+    ),
     "activated LoRA": (activated_lora, "a hook is that of an activated LoRA"),
     "a shadow model": (shadow, "a hook is that of peft.tuners.shadow.model"),
-    "gradient checkpointing in training": (lambda: checkpointed(training=True), "gradient checkpointing is on"),
+    "gradient checkpointing in training": (
+        lambda: checkpointed(training=True),
+        "gradient checkpointing is on",
+    ),
     "an attention function": (
         lambda: own_attention(AttentionInterface, "own", halved),
         "the attention function is halved (registered as 'own')",
@@ -340,7 +384,7 @@ def test_refused_before_the_model_runs(name: str) -> None:
     ]
     with wrapped.context():
         for way in ways:
-            refused(ModelNotSupportedError, way, "LlamaForCausalLM", fragment)
+            refused(NotSupportedError, way, "LlamaForCausalLM", fragment)
     assert not passes
 
 
@@ -348,7 +392,7 @@ def test_a_model_is_accepted_again_when_the_wrapper_is_gone() -> None:
     """Prompt tuning leaves the model's own method as an attribute of the model."""
     wrapped = prompt_learning(peft.PromptTuningConfig)()
     expected = tiny_model("llama").generate(**inputs(), **FIXED)
-    with pytest.raises(ModelNotSupportedError):
+    with pytest.raises(NotSupportedError):
         wrapped.model.generate(**inputs(), **FIXED, custom_generate=rest_store.generate)
     output = wrapped.plain.generate(**inputs(), **FIXED, custom_generate=rest_store.generate)
     assert torch.equal(output, expected)

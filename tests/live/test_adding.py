@@ -50,7 +50,14 @@ def test_an_id_may_be_used_again_once_its_document_is_evicted(tmp_path: Path) ->
 
 
 def test_documents_of_many_kinds(tmp_path: Path) -> None:
-    kinds = [[1, 2], (1, 2), np.array([1, 2]), np.array([1, 2], np.uint8), np.array([1, 2], np.uint64), range(1, 3)]
+    kinds = [
+        [1, 2],
+        (1, 2),
+        np.array([1, 2]),
+        np.array([1, 2], np.uint8),
+        np.array([1, 2], np.uint64),
+        range(1, 3),
+    ]
     with new_live(tmp_path / "live") as live:
         assert len(live.add(kinds)) == len(kinds)
         assert live.count([1, 2]) == len(kinds)
@@ -73,7 +80,9 @@ def test_threads_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     small_segments(monkeypatch)
     with new_live(tmp_path / "live") as live:
         threads = [
-            threading.Thread(target=lambda own=own: [live.add([[own, own + 100]] * 2) for _ in range(25)])
+            threading.Thread(
+                target=lambda own=own: [live.add([[own, own + 100]] * 2) for _ in range(25)]
+            )
             for own in range(8)
         ]
         for thread in threads:
@@ -86,7 +95,9 @@ def test_threads_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert [live.count([own]) for own in range(8)] == [50] * 8
 
 
-def test_queries_see_one_consistent_set_while_segments_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_see_one_consistent_set_while_segments_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sequence that is always added together with another occurs as often in each draft."""
     small_segments(monkeypatch, memtable=32, largest=1000)
     stop = threading.Event()
@@ -116,10 +127,12 @@ def test_queries_see_one_consistent_set_while_segments_change(tmp_path: Path, mo
     assert unequal == []
 
 
-# --- What goes wrong --------------------------------------------------------------------------------------------------
+# --- What goes wrong ------------------------------------------------------------------------------
 
 
-def failing(times: int, error: BaseException, then: Callable[..., Any] = lambda *_, **__: None) -> Callable[..., Any]:
+def failing(
+    times: int, error: BaseException, then: Callable[..., Any] = lambda *_, **__: None
+) -> Callable[..., Any]:
     """A function that raises `error` so many times, and then does what `then` does."""
     left = [times]
 
@@ -163,10 +176,16 @@ def test_an_interrupt_loses_nothing_and_adds_nothing_twice(
         assert live.count([1]) == 2 + stored * size
 
 
-def test_a_full_disk_is_a_named_error_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_named_error_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with new_live(tmp_path / "live") as live:
         live.add([[1, 2]], ["kept"])
-        acts: list[Callable[[], object]] = [live.compact, lambda: live.delete(["kept"]), lambda: live.add([[1, 3]])]
+        acts: list[Callable[[], object]] = [
+            live.compact,
+            lambda: live.delete(["kept"]),
+            lambda: live.add([[1, 3]]),
+        ]
         for act in acts:
             with monkeypatch.context() as patch:
                 patch.setattr(Documents, "commit", failing(1, StorageError("full")))
@@ -174,16 +193,22 @@ def test_a_full_disk_is_a_named_error_and_nothing_is_lost(tmp_path: Path, monkey
                     act()
         with monkeypatch.context() as patch:
             patch.setattr(segment, "write_file", failing(1, OSError(28, "No space left on device")))
-            with pytest.raises(StorageError, match=r"a segment cannot be written .No space left on device"):
+            with pytest.raises(
+                StorageError, match=r"a segment cannot be written .No space left on device"
+            ):
                 live.compact()
         assert (live.count([1, 2]), live.count([1, 3])) == (1, 0)
-        assert list((tmp_path / "live").glob("segment-*")) == [], "what was written in vain is removed"
+        assert list((tmp_path / "live").glob("segment-*")) == [], (
+            "what was written in vain is removed"
+        )
         live.add([[1, 3]])
         live.compact()
         assert (live.count([1, 2]), live.count([1, 3])) == (1, 1)
 
 
-def test_a_merge_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_that_failed_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small_segments(monkeypatch)
     is_full = [True]
     merge = Writer.merge
@@ -204,7 +229,9 @@ def test_a_merge_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.
         assert live.count([1, 2]) == 100
 
 
-def test_what_is_evicted_while_it_is_merged_stays_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_evicted_while_it_is_merged_stays_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small_segments(monkeypatch)
     no_background(monkeypatch)
     with new_live(tmp_path / "live", max_tokens=800) as live:
@@ -224,7 +251,9 @@ def test_what_is_evicted_while_it_is_merged_stays_away(tmp_path: Path, monkeypat
         assert len(list(live.path.glob("segment-*.tokens"))) == live.info().shard_count
 
 
-def test_additions_are_held_back_while_there_is_much_to_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_additions_are_held_back_while_there_is_much_to_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small_segments(monkeypatch)
     no_background(monkeypatch)
     delays: list[float] = []

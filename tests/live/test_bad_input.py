@@ -1,4 +1,6 @@
-"""Documents, ids, limits and directories that are refused: one named error each, and nothing changed."""
+"""Documents, ids, limits and directories that are refused: one
+named error each, and nothing changed.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ import numpy as np
 import pytest
 
 from rest_store.errors import (
+    ArgumentError,
+    DatastoreFormatError,
     DatastoreNotFoundError,
     DocumentError,
-    LimitError,
-    LiveFormatError,
+    QueryError,
     RestStoreError,
     StorageError,
     TokenizerLoadError,
     TokenizerMismatchError,
-    TokenRangeError,
     WriterError,
 )
 from rest_store.live.live_datastore import LiveDatastore
@@ -28,13 +30,21 @@ from tests.shared.strategies import ONE_TO_NINE, identity, refused, write_datast
 
 DOCUMENTS: dict[str, tuple[Any, type[RestStoreError], str]] = {
     "no token": ([], DocumentError, "document 1 is empty, expected at least one token"),
-    "two rows": ([[1, 2], [3, 4]], DocumentError, "document 1 is 2-D int64, expected 1-D integers or text"),
+    "two rows": (
+        [[1, 2], [3, 4]],
+        DocumentError,
+        "document 1 is 2-D int64, expected 1-D integers or text",
+    ),
     "ragged": ([[1, 2], [3]], DocumentError, "document 1 is list, expected 1-D integers or text"),
-    "floats": ([1.0, 2.0], DocumentError, "document 1 is 1-D float64, expected 1-D integers or text"),
+    "floats": (
+        [1.0, 2.0],
+        DocumentError,
+        "document 1 is 1-D float64, expected 1-D integers or text",
+    ),
     "nothing": (None, DocumentError, "document 1 is NoneType, expected 1-D integers or text"),
-    "negative": ([1, -1], TokenRangeError, "token id in document 1 is -1, expected 0..299"),
-    "over the vocabulary": ([1, 300], TokenRangeError, "token id in document 1 is 300, expected 0..299"),
-    "the separator": ([65_535], TokenRangeError, "token id in document 1 is 65535, expected 0..299"),
+    "negative": ([1, -1], QueryError, "token id in document 1 is -1, expected 0..299"),
+    "over the vocabulary": ([1, 300], QueryError, "token id in document 1 is 300, expected 0..299"),
+    "the separator": ([65_535], QueryError, "token id in document 1 is 65535, expected 0..299"),
     "enormous": (
         np.zeros(2**24 + 1, np.uint16),
         DocumentError,
@@ -53,7 +63,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> LiveDatastore:
 
 def require_unchanged(live: LiveDatastore) -> None:
     info = live.info()
-    assert (info.document_count, info.token_count, live.count([1, 2]), info.failure) == (1, 2, 1, None)
+    assert (info.document_count, info.token_count, live.count([1, 2]), info.failure) == (
+        1,
+        2,
+        1,
+        None,
+    )
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
@@ -97,11 +112,14 @@ def test_ids_that_are_not_one_for_each_document(shared: LiveDatastore, ids: Any)
     ("limit", "value"),
     [
         *(("max_tokens", value) for value in (0, -1, 1.5, "1", 2**70)),
-        *(("max_age", value) for value in (0, -1.0, float("nan"), float("inf"), 10**400, "1", True)),
+        *(
+            ("max_age", value)
+            for value in (0, -1.0, float("nan"), float("inf"), 10**400, "1", True)
+        ),
     ],
 )
 def test_bad_limits(tmp_path: Path, limit: str, value: Any) -> None:
-    refused(LimitError, lambda: new_live(tmp_path / "live", **{limit: value}), limit)
+    refused(ArgumentError, lambda: new_live(tmp_path / "live", **{limit: value}), limit)
     assert not (tmp_path / "live").exists()
 
 
@@ -112,15 +130,21 @@ def test_a_document_larger_than_what_is_kept(tmp_path: Path) -> None:
         assert live.info().token_count == 10
 
 
-# --- Directories ------------------------------------------------------------------------------------------------------
+# --- Directories ----------------------------------------------------------------------------------
 
 
-def require_refused(error: type[RestStoreError], directory: Path, *fragments: str, **options: Any) -> None:
+def require_refused(
+    error: type[RestStoreError], directory: Path, *fragments: str, **options: Any
+) -> None:
     """Opening for writing and for reading is refused, and changes nothing."""
     before = file_bytes(directory) if directory.is_dir() else b""
     for read_only in (False, True):
         refused(
-            error, lambda read_only=read_only: LiveDatastore.open(directory, read_only=read_only, **options), *fragments
+            error,
+            lambda read_only=read_only: LiveDatastore.open(
+                directory, read_only=read_only, **options
+            ),
+            *fragments,
         )
     assert (file_bytes(directory) if directory.is_dir() else b"") == before
 
@@ -128,7 +152,9 @@ def require_refused(error: type[RestStoreError], directory: Path, *fragments: st
 def test_a_second_writer(tmp_path: Path) -> None:
     with new_live(tmp_path / "live") as live:
         live.add([[1, 2]])
-        refused(WriterError, lambda: LiveDatastore.open(tmp_path / "live"), "the writer's lock is taken")
+        refused(
+            WriterError, lambda: LiveDatastore.open(tmp_path / "live"), "the writer's lock is taken"
+        )
         with LiveDatastore.open(tmp_path / "live", read_only=True) as reader:
             changes: list[Callable[[], object]] = [
                 lambda: reader.add([[1]]),
@@ -152,9 +178,19 @@ def test_directories_of_something_else(tmp_path: Path) -> None:
     for name in ("frozen", "letters", "empty"):
         (tmp_path / name).mkdir()
     write_datastore(tmp_path / "frozen", ONE_TO_NINE)
-    require_refused(LiveFormatError, tmp_path / "frozen", "datastore is a frozen one", tokenizer=identity(300))
+    require_refused(
+        DatastoreFormatError,
+        tmp_path / "frozen",
+        "datastore is a frozen one",
+        tokenizer=identity(300),
+    )
     (tmp_path / "letters" / "letter.txt").write_text("Dear")
-    require_refused(LiveFormatError, tmp_path / "letters", "a directory of something else", tokenizer=identity(300))
+    require_refused(
+        DatastoreFormatError,
+        tmp_path / "letters",
+        "a directory of something else",
+        tokenizer=identity(300),
+    )
     require_refused(DatastoreNotFoundError, tmp_path / "absent", "live datastore is absent")
     assert not (tmp_path / "absent").exists()
     require_refused(DatastoreNotFoundError, tmp_path / "empty", "live datastore is absent")
@@ -174,14 +210,19 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("version", "application"), [(3, 0x52535430), (0, 0), (1, 5)])
-def test_a_database_of_another_release_or_program(tmp_path: Path, version: int, application: int) -> None:
+def test_a_database_of_another_release_or_program(
+    tmp_path: Path, version: int, application: int
+) -> None:
     database = sqlite3.connect(tmp_path / "documents.sqlite")
     database.execute("CREATE TABLE things (name)")
     database.execute(f"PRAGMA user_version={version}")
     database.execute(f"PRAGMA application_id={application}")
     database.close()
     require_refused(
-        LiveFormatError, tmp_path, f"format version is {version} (of {application:#x})", tokenizer=identity(3)
+        DatastoreFormatError,
+        tmp_path,
+        f"format version is {version} (of {application:#x})",
+        tokenizer=identity(3),
     )
 
 

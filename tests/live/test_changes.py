@@ -28,16 +28,26 @@ def test_additions_and_removals_share_one_count(live: LiveDatastore) -> None:
     assert live.namespace("one").delete(["a", "b"]) == 2
     live.namespace("one").add([[1, 5]], ["a"])
     changes = live.changes(0, "")
-    assert (changes.first, changes.last, changes.head) == (1, 5, 5) == (1, live.newest_change, live.newest_change)
+    assert (
+        (changes.first, changes.last, changes.head)
+        == (1, 5, 5)
+        == (1, live.newest_change, live.newest_change)
+    )
     assert [(some.number, some.namespace, some.symbols) for some in changes.added] == [
         (3, "", b"\0\1\0\4"),
         (5, "one", b"\0\1\0\5"),
     ]
     assert changes.removed == [(4, 1, 2, True)]
     later = live.changes(3, changes.datastore_id)
-    assert (later.first, [some.number for some in later.added], later.removed) == (4, [5], changes.removed)
+    assert (later.first, [some.number for some in later.added], later.removed) == (
+        4,
+        [5],
+        changes.removed,
+    )
     assert live.changes(5, changes.datastore_id) == (changes.datastore_id, 6, 5, 5, [], [])
-    assert live.changes(3, "another") == live.changes(6, changes.datastore_id) == changes, "they begin with the first"
+    assert live.changes(3, "another") == live.changes(6, changes.datastore_id) == changes, (
+        "they begin with the first"
+    )
 
 
 def test_a_number_is_never_used_again(live: LiveDatastore) -> None:
@@ -49,7 +59,9 @@ def test_a_number_is_never_used_again(live: LiveDatastore) -> None:
         assert [some.number for some in again.changes(0, "").added] == [4]
 
 
-def test_changes_go_on_after_a_restart_but_not_from_those_that_a_backup_lacks(live: LiveDatastore) -> None:
+def test_changes_go_on_after_a_restart_but_not_from_those_that_a_backup_lacks(
+    live: LiveDatastore,
+) -> None:
     live.add([[1, 2], [1, 3]])
     before = live.changes(0, "")
     for _ in range(3):
@@ -67,7 +79,7 @@ def test_changes_come_in_pieces(live: LiveDatastore) -> None:
     live.delete(ids[:30:2])
     datastore_id, after, numbers = "", 0, []
     while True:
-        changes = live.changes(after, datastore_id, most_bytes=2000)
+        changes = live.changes(after, datastore_id, max_bytes=2000)
         assert (changes.first, changes.head) == (after + 1, live.newest_change)
         if changes.last < changes.first:
             break
@@ -75,26 +87,30 @@ def test_changes_come_in_pieces(live: LiveDatastore) -> None:
         numbers += [some.number for some in (*changes.added, *changes.removed)]
         datastore_id, after = changes.datastore_id, changes.last
     assert numbers == [*range(2, 30, 2), *range(30, 41), *range(41, 56)]
-    assert len(live.changes(0, "", most_bytes=1).added) == 1, "at least one"
+    assert len(live.changes(0, "", max_bytes=1).added) == 1, "at least one"
 
 
 def test_what_is_evicted_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_segments(monkeypatch)
     with new_live(tmp_path / "live", 65_535, max_tokens=240) as live:
         for token in range(200):
-            live.namespace(random.Random(token).choice(["one", "other"])).add([[1000 + token, 1, 2]])
+            live.namespace(random.Random(token).choice(["one", "other"])).add(
+                [[1000 + token, 1, 2]]
+            )
         changes = live.changes(0, "")
         gone = {number for some in changes.removed for number in range(some.first, some.last + 1)}
         assert not any(some.deleted for some in changes.removed)
         assert gone.isdisjoint(some.number for some in changes.added)
-        assert gone | {some.number for some in (*changes.added, *changes.removed)} == set(range(1, changes.head + 1))
+        assert gone | {some.number for some in (*changes.added, *changes.removed)} == set(
+            range(1, changes.head + 1)
+        )
         assert len(changes.added) == live.info().document_count
 
 
 def test_a_replica_from_before_what_was_forgotten_begins_anew(
     live: LiveDatastore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "_MOST_REMOVALS", 2)
+    monkeypatch.setattr(documents, "_MAX_REMOVALS", 2)
     ids = live.add([[1, number] for number in range(2, 12)])
     datastore_id = live.changes(0, "").datastore_id
     for id in ids[:8:2]:

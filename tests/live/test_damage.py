@@ -1,4 +1,7 @@
-"""Damaged and missing files: segments are sorted anew; a database that is damaged is a named error, never a crash."""
+"""Damaged and missing files: segments are sorted anew.
+
+A database that is damaged is a named error, never a crash.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,24 @@ from typing import Any
 import pytest
 
 from rest_store.datastore.header import HEADER_SIZE
-from rest_store.errors import ChecksumError, RestStoreError, StorageError, TokenizerMismatchError
+from rest_store.errors import (
+    DatastoreFormatError,
+    RestStoreError,
+    StorageError,
+    TokenizerMismatchError,
+)
 from rest_store.live import retention
 from rest_store.live.documents import Documents
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
-from tests.shared.live import new_live, no_background, refresh, require_answers, small_segments, some_document
+from tests.shared.live import (
+    new_live,
+    no_background,
+    refresh,
+    require_answers,
+    small_segments,
+    some_document,
+)
 from tests.shared.models import word_level
 from tests.shared.strategies import Document, identity, refused
 
@@ -32,7 +47,9 @@ def few_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def documents() -> list[Document]:
     chance = random.Random(0)
-    return [some_document(chance, 300) for _ in range(57)] + [some_document(chance, 300, 9) for _ in range(3)]
+    return [some_document(chance, 300) for _ in range(57)] + [
+        some_document(chance, 300, 9) for _ in range(3)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -130,14 +147,16 @@ def test_a_segment_that_is_damaged_while_it_is_open_is_merged_from_the_documents
     place: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LiveDatastore.open(place) as live:
-        monkeypatch.setattr(retention, "_LARGEST", 1 << 20)
+        monkeypatch.setattr(retention, "_MAX_SEGMENT_POSITIONS", 1 << 20)
         flip(files(place, "tokens")[0])
         live.compact()
         require_answers(live, documents, random.Random(3))
 
 
 @pytest.mark.parametrize("kind", ["tokens", "suffixes"])
-@pytest.mark.parametrize("harm", [flip, lambda path: os.truncate(path, 0)], ids=["flipped", "truncated"])
+@pytest.mark.parametrize(
+    "harm", [flip, lambda path: os.truncate(path, 0)], ids=["flipped", "truncated"]
+)
 def test_a_segment_that_is_damaged_while_it_is_open_is_not_exported(
     place: Path, documents: list[Document], tmp_path: Path, kind: str, harm: Callable[[Path], None]
 ) -> None:
@@ -145,7 +164,12 @@ def test_a_segment_that_is_damaged_while_it_is_open_is_not_exported(
     with LiveDatastore.open(place, read_only=True) as live:
         damaged = files(place, kind)[0]
         harm(damaged)
-        refused(ChecksumError, lambda: export(live, tmp_path / "out"), str(damaged), "SHA-256 of the payload")
+        refused(
+            DatastoreFormatError,
+            lambda: export(live, tmp_path / "out"),
+            str(damaged),
+            "SHA-256 of the payload",
+        )
         assert not (tmp_path / "out").exists()
     with LiveDatastore.open(place, read_only=True) as live:
         assert export(live, tmp_path / "out").info().document_count == len(documents)
@@ -176,7 +200,9 @@ def test_a_damaged_database_is_a_named_error_or_answers(place: Path, seed: int) 
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         for read_only in (True, False):
             try:
-                with LiveDatastore.open(place, tokenizer=identity(300), read_only=read_only) as live:
+                with LiveDatastore.open(
+                    place, tokenizer=identity(300), read_only=read_only
+                ) as live:
                     live.draft([1, 2])
                     if not read_only:
                         live.add([[1, 2]])
@@ -188,7 +214,11 @@ def test_a_damaged_database_is_a_named_error_or_answers(place: Path, seed: int) 
 
 def open_files(directory: Path) -> list[str]:
     """Return what this process has open in a directory; nothing where there is no /proc."""
-    return [path for path in map(os.path.realpath, Path("/proc/self/fd").glob("*")) if path.startswith(f"{directory}/")]
+    return [
+        path
+        for path in map(os.path.realpath, Path("/proc/self/fd").glob("*"))
+        if path.startswith(f"{directory}/")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +243,9 @@ def test_values_that_nobody_wrote(place: Path, change: str) -> None:
             LiveDatastore.open(place, read_only=read_only)
 
 
-def test_the_tokenizer_is_on_disk_before_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokenizer_is_on_disk_before_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[str] = []
     sync, create = os.fsync, Documents.create
 

@@ -1,4 +1,6 @@
-"""A disk that is really full, or read-only: a small file system of its own, where this may be mounted."""
+"""A disk that is really full, or read-only: a small file system of
+its own, where this may be mounted.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     try:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], check=True, capture_output=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place],
+            check=True,
+            capture_output=True,
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no file system can be mounted here ({error})")
     try:

@@ -91,7 +91,9 @@ def test_a_clock_that_is_wrong_when_it_is_opened_evicts_nothing_and_stops_no_evi
         until(lambda: there(live) == [])
 
 
-def test_a_limit_that_is_set_while_the_clock_is_wrong_evicts_nothing(tmp_path: Path, clock: Time) -> None:
+def test_a_limit_that_is_set_while_the_clock_is_wrong_evicts_nothing(
+    tmp_path: Path, clock: Time
+) -> None:
     with new_live(tmp_path / "live") as live:
         add_one_a_second(live, clock, range(20))
     clock.set_ahead = YEAR
@@ -103,7 +105,9 @@ def test_a_limit_that_is_set_while_the_clock_is_wrong_evicts_nothing(tmp_path: P
 
 
 @pytest.mark.parametrize("reopened", [False, True])
-def test_a_clock_that_was_ahead_evicts_no_other_document_early(tmp_path: Path, clock: Time, reopened: bool) -> None:
+def test_a_clock_that_was_ahead_evicts_no_other_document_early(
+    tmp_path: Path, clock: Time, reopened: bool
+) -> None:
     """Once it is right again, whether the datastore was open meanwhile or not."""
     with new_live(tmp_path / "live", max_age=80.0) as live:
         add_one_a_second(live, clock, range(20))

@@ -41,7 +41,11 @@ def test_only_memtables_that_were_changed_are_sorted_again(
             refresh(reader)
         assert sorted_sizes == [1, 2, 3]
         assert reader.snapshot.views[0] is mapped
-        assert (reader.count([1, 2]), reader.count([3]), reader.namespace("other").count([4])) == (20, 3, 2)
+        assert (reader.count([1, 2]), reader.count([3]), reader.namespace("other").count([4])) == (
+            20,
+            3,
+            2,
+        )
         live.namespace("other").delete(["b"])
         refresh(reader)
         assert (reader.namespace("other").count([4]), sorted_sizes) == (1, [1, 2, 3, 1])
@@ -66,4 +70,8 @@ def test_a_file_that_the_writer_has_just_removed_is_made_again(
     with LiveDatastore.open(live.path, read_only=True) as reader:
         assert (reader.count([1, 2]), reader.count([1, 3])) == (20, 20)
         refresh(reader)
-        assert (reader.count([1, 2]), reader.count([1, 3]), reader.info().shard_count) == (20, 20, 1)
+        assert (reader.count([1, 2]), reader.count([1, 3]), reader.info().shard_count) == (
+            20,
+            20,
+            1,
+        )

@@ -23,7 +23,10 @@ from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live, no_bac
 @pytest.mark.parametrize("size", [1, 300])
 def test_no_file_holds_what_was_deleted(tmp_path: Path, compacted: bool, size: int) -> None:
     """Not the log either, nor free pages, whether it takes a part of a page or several."""
-    with new_live(tmp_path / "live") as live, LiveDatastore.open(tmp_path / "live", read_only=True) as reader:
+    with (
+        new_live(tmp_path / "live") as live,
+        LiveDatastore.open(tmp_path / "live", read_only=True) as reader,
+    ):
         live.add([[1, 2, 3] * 50] * 20)
         live.add([SECRET * size, [1, 2]], ["a secret id", "b"])
         live.add([[1, 2, 3] * 50] * 20)
@@ -43,13 +46,18 @@ def test_no_file_holds_what_was_deleted(tmp_path: Path, compacted: bool, size: i
 
 @pytest.mark.parametrize("max_tokens", [None, 20_000])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_page_of_the_database_holds_what_was_deleted(tmp_path: Path, seed: int, max_tokens: int | None) -> None:
+def test_no_page_of_the_database_holds_what_was_deleted(
+    tmp_path: Path, seed: int, max_tokens: int | None
+) -> None:
     """Rows move between pages as others come and go, and as the oldest are evicted."""
     chance = random.Random(seed)
     with new_live(tmp_path / "live", 65_535, max_tokens=max_tokens) as live:
         ids: list[str] = []
         for first in range(0, 600, 25):
-            some = [[token_of(place)] * chance.choice([8, 40, 400]) for place in range(first, first + 25)]
+            some = [
+                [token_of(place)] * chance.choice([8, 40, 400])
+                for place in range(first, first + 25)
+            ]
             ids += live.add(some)
             if chance.random() < 0.5:
                 live.delete(chance.sample(ids, 10))
@@ -58,7 +66,9 @@ def test_no_page_of_the_database_holds_what_was_deleted(tmp_path: Path, seed: in
         kept = set(chance.sample(there, 30))
         live.delete([id for place, id in enumerate(ids) if place not in kept])
         stored = file_bytes(tmp_path / "live")
-    left = {place for place in range(600) if np.array([token_of(place)] * 4, ">u2").tobytes() in stored}
+    left = {
+        place for place in range(600) if np.array([token_of(place)] * 4, ">u2").tobytes() in stored
+    }
     assert left <= kept
 
 
@@ -79,7 +89,9 @@ def test_a_deletion_says_when_a_reader_keeps_the_log(
         reader = sqlite3.connect(tmp_path / "live" / "documents.sqlite", isolation_level=None)
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM documents").fetchall()
-        with pytest.raises(StorageError, match="still in the log, while another process reads an older state"):
+        with pytest.raises(
+            StorageError, match="still in the log, while another process reads an older state"
+        ):
             live.delete(["a"])
         assert live.count(SECRET) == 0
         live.add([[1, 2]])
@@ -93,7 +105,9 @@ def test_a_deletion_says_when_a_reader_keeps_the_log(
 def test_no_file_of_a_change_that_failed_holds_what_was_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as when the disk is full after the first of two segments, or before what is sorted anew is stored."""
+    """Such as when the disk is full after the first of two
+    segments, or before what is sorted anew is stored.
+    """
     no_background(monkeypatch)
     write = writer.write_segment
 

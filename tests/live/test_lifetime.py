@@ -47,11 +47,16 @@ def test_a_closed_datastore_keeps_no_files_mapped(tmp_path: Path, read_only: boo
         assert other.count([1, 2]) == 1
         assert str(tmp_path) in Path("/proc/self/maps").read_text(encoding="utf-8")
     assert (live.read_only, other.read_only) == (False, read_only)
-    assert str(tmp_path / "live" / "segment-") not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert str(tmp_path / "live" / "segment-") not in Path("/proc/self/maps").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_closing_while_threads_add_and_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call is completed, or says that the datastore is closed; what was acknowledged is there."""
+    """Each call is completed, or says that the datastore is closed.
+
+    What was acknowledged is there.
+    """
     small_segments(monkeypatch)
     live = new_live(tmp_path / "live")
     acknowledged: list[str] = []
@@ -93,7 +98,9 @@ def test_one_that_is_dropped_is_closed(tmp_path: Path, read_only: bool) -> None:
     dropped = LiveDatastore.open(tmp_path / "live", read_only=read_only)
     assert dropped.count([1, 2]) == 1
     del dropped
-    until(lambda: descriptors() <= files and threading.active_count() <= threads)  # those of earlier tests end, too
+    until(
+        lambda: descriptors() <= files and threading.active_count() <= threads
+    )  # those of earlier tests end, too
     LiveDatastore.open(tmp_path / "live").close()
 
 
@@ -127,13 +134,17 @@ end.start()
 
 def test_the_interpreter_exits_when_nobody_sorts_any_more(tmp_path: Path) -> None:
     """A thread that comes back from native code after that would abort the process."""
-    ended = subprocess.run([sys.executable, "-c", EXIT, tmp_path / "live"], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", EXIT, tmp_path / "live"], capture_output=True, text=True
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "sorted\n", "")
     with LiveDatastore.open(tmp_path / "live") as live:
         assert live.count([1, 2]) == 1
 
 
-def test_only_the_parent_goes_on_after_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_parent_goes_on_after_a_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live = new_live(tmp_path / "live")
     live.add([[1, 2]])
     commit, busy, go = Documents.commit, threading.Event(), threading.Event()
@@ -152,7 +163,11 @@ def test_only_the_parent_goes_on_after_a_fork(tmp_path: Path, monkeypatch: pytes
         status = 1
         try:
             assert live.count([1, 2]) == 1
-            calls: list[Callable[[], object]] = [lambda: live.add([[1]]), lambda: live.delete(["a"]), live.compact]
+            calls: list[Callable[[], object]] = [
+                lambda: live.add([[1]]),
+                lambda: live.delete(["a"]),
+                live.compact,
+            ]
             for call in calls:
                 refused(WriterError, call, "used after a fork")
             live.close()
@@ -184,7 +199,10 @@ def test_a_child_keeps_no_lock(tmp_path: Path) -> None:
 
 
 def test_a_session_follows_changes_and_goes_on_when_it_is_closed(tmp_path: Path) -> None:
-    with new_live(tmp_path / "live") as live, rest_store.DraftSession([live], prompt=[1, 2]) as session:
+    with (
+        new_live(tmp_path / "live") as live,
+        rest_store.DraftSession([live], prompt=[1, 2]) as session,
+    ):
         assert session.draft(4).tokens.size == 0
         ids = live.add([[1, 2, 3, 4]] * 3)
         assert session.draft(4).tokens.tolist()[:2] == [3, 4]
@@ -197,7 +215,9 @@ def test_a_session_follows_changes_and_goes_on_when_it_is_closed(tmp_path: Path)
         session.accept([5])
 
 
-def test_a_failed_opening_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_opening_leaves_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     new_live(tmp_path / "live").close()
 
     def damaged(self: Documents) -> None:

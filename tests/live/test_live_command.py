@@ -20,11 +20,9 @@ from build_index.tokenization import load_tokenizer
 from rest_store.cli import main
 from rest_store.datastore.check import check_datastore
 from rest_store.errors import (
-    ChecksumError,
     CorpusError,
+    DatastoreFormatError,
     DatastoreNotFoundError,
-    EmptyCorpusError,
-    LiveFormatError,
     OutputError,
     StorageError,
     WriterError,
@@ -78,7 +76,9 @@ def facts_of(live: Path) -> dict[str, Any]:
     return facts
 
 
-def documents_in(store: rest_store.Datastore | rest_store.LiveDatastore, tokenizer: Path) -> list[int]:
+def documents_in(
+    store: rest_store.Datastore | rest_store.LiveDatastore, tokenizer: Path
+) -> list[int]:
     """Return how often each of `TEXTS` occurs."""
     return [store.count(tokens[:60]) for tokens in load_tokenizer(tokenizer).encode_batch(TEXTS)]
 
@@ -87,10 +87,17 @@ def test_a_live_datastore_is_begun_from_a_corpus(live: Path, tokenizer: Path) ->
     with rest_store.LiveDatastore.open(live, read_only=True) as store:
         assert documents_in(store, tokenizer) == [1] * len(TEXTS)
     shown = done("info", live)
-    rows = {name: value.strip() for name, value in (line.split(":", 1) for line in shown.splitlines() if ":" in line)}
+    rows = {
+        name: value.strip()
+        for name, value in (line.split(":", 1) for line in shown.splitlines() if ":" in line)
+    }
     assert rows["tokens"].endswith(" in 6 documents")
     assert rows["limits"] == "none"
-    figures = [line for line in shown.splitlines() if str(live.parent) not in line and str(tokenizer) not in line]
+    figures = [
+        line
+        for line in shown.splitlines()
+        if str(live.parent) not in line and str(tokenizer) not in line
+    ]
     assert len(figures) >= 6
     assert max(map(len, figures)) <= 80
     facts = facts_of(live)
@@ -107,11 +114,17 @@ def test_adding_again_adds_what_is_new(live: Path, tmp_path: Path) -> None:
     expected = "7 documents read, 7 of them there already,\nnow 7 documents of"
     assert expected in done("live", "add", live, corpus)
     nothing = write_jsonl(tmp_path / "nothing.jsonl", [""])
-    assert f"{nothing}: corpus is without a text to store (1 empty" in failed("live", "add", live, nothing)
+    assert f"{nothing}: corpus is without a text to store (1 empty" in failed(
+        "live", "add", live, nothing
+    )
 
 
-def test_ids_are_those_that_delete_takes(live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("build_index.documents.batches", lambda documents: batches(documents, number=2))
+def test_ids_are_those_that_delete_takes(
+    live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "build_index.documents.batches", lambda documents: batches(documents, number=2)
+    )
     texts = ["one more", TEXTS[3], "", "another", "one more", "the last"]
     corpus = write_jsonl(tmp_path / "more.jsonl", texts)
     (tmp_path / "a.txt").write_text("a text")
@@ -139,13 +152,18 @@ def test_a_frozen_one_has_the_same_documents(live: Path, tmp_path: Path, tokeniz
     facts = facts_of(live)
     frozen = check_datastore(out, sort=sorted_suffixes)
     described = frozen.info()
-    assert (described.token_count, described.document_count) == (facts["token_count"], facts["document_count"])
+    assert (described.token_count, described.document_count) == (
+        facts["token_count"],
+        facts["document_count"],
+    )
     assert described.shard_count == 2, "one from files, one from memory"
     assert documents_in(frozen, tokenizer) == [1] * len(TEXTS)
     assert "reader live" in done("info", out)
     done("live", "delete", live, *ids_of(TEXTS))
     done("live", "export", live, "--out", out)
-    assert check_datastore(out, sort=sorted_suffixes).info().document_count == 1, "it replaces the old one"
+    assert check_datastore(out, sort=sorted_suffixes).info().document_count == 1, (
+        "it replaces the old one"
+    )
     assert not list(tmp_path.glob(".*")), "nothing is left beside it"
 
 
@@ -158,13 +176,19 @@ def test_what_cannot_be_frozen(live: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter").write_text("dear")
     with rest_store.LiveDatastore.open(live, read_only=True) as store:
-        refused(OutputError, lambda: export(store, tmp_path / "other"), "one with other content ('letter')")
+        refused(
+            OutputError,
+            lambda: export(store, tmp_path / "other"),
+            "one with other content ('letter')",
+        )
         refused(OutputError, lambda: export(store, live), "one with other content")
     with rest_store.LiveDatastore.open(tmp_path / "empty", tokenizer=identity(300)) as store:
-        refused(EmptyCorpusError, lambda: export(store, tmp_path / "out"), "live datastore is empty")
+        refused(CorpusError, lambda: export(store, tmp_path / "out"), "live datastore is empty")
         assert not (tmp_path / "out").exists()
         store.add([[1, 2, 3]])
-        assert export(store, tmp_path / "out").info().document_count == 1, "without a tokenizer's file, too"
+        assert export(store, tmp_path / "out").info().document_count == 1, (
+            "without a tokenizer's file, too"
+        )
         check_datastore(tmp_path / "out", sort=sorted_suffixes)
 
 
@@ -173,29 +197,48 @@ def test_while_another_process_writes_only_reading_works(live: Path, tmp_path: P
     with rest_store.LiveDatastore.open(live) as writer:
         for words in (["add", live, corpus], ["delete", live, "x"]):
             assert "the writer's lock is taken, expected free" in failed("live", *words)
-        refused(WriterError, lambda: rest_store.LiveDatastore.open(live), "the writer's lock is taken")
+        refused(
+            WriterError, lambda: rest_store.LiveDatastore.open(live), "the writer's lock is taken"
+        )
         writer.add(["something new"])
         assert facts_of(live)["document_count"] == 7
         done("live", "export", live, "--out", tmp_path / "out")
         assert "valid: 0 shards" in done("check", live)
 
 
-# --- Directories of the other kind -----------------------------------------------------------------------------------
+# --- Directories of the other kind ----------------------------------------------------------------
 
 
 def test_a_frozen_datastore_is_no_live_one(tmp_path: Path, tokenizer: Path) -> None:
     corpus, frozen = write_jsonl(tmp_path / "texts.jsonl", TEXTS), tmp_path / "frozen"
     build_quick(corpus, tokenizer, frozen)
     for words in (["add", corpus], ["add", corpus, "--tokenizer", tokenizer], ["delete", "x"]):
-        assert f"{frozen}: datastore is a frozen one" in failed("live", words[0], frozen, *words[1:])
-    refused(LiveFormatError, lambda: rest_store.LiveDatastore.open(frozen), "a frozen one")
+        assert f"{frozen}: datastore is a frozen one" in failed(
+            "live", words[0], frozen, *words[1:]
+        )
+    refused(DatastoreFormatError, lambda: rest_store.LiveDatastore.open(frozen), "a frozen one")
 
 
-def test_a_live_datastore_is_neither_a_frozen_one_nor_a_corpus(live: Path, tmp_path: Path, tokenizer: Path) -> None:
-    refused(DatastoreNotFoundError, lambda: rest_store.Datastore.open(live), "a live one", "rest-store live export")
+def test_a_live_datastore_is_neither_a_frozen_one_nor_a_corpus(
+    live: Path, tmp_path: Path, tokenizer: Path
+) -> None:
+    refused(
+        DatastoreNotFoundError,
+        lambda: rest_store.Datastore.open(live),
+        "a live one",
+        "rest-store live export",
+    )
     out = tmp_path / "out.ds"
-    refused(CorpusError, lambda: build_quick(live, tokenizer, out), "corpus is a live datastore, expected the texts")
-    refused(OutputError, lambda: build_quick(tmp_path / "texts.jsonl", tokenizer, live), "one with other content")
+    refused(
+        CorpusError,
+        lambda: build_quick(live, tokenizer, out),
+        "corpus is a live datastore, expected the texts",
+    )
+    refused(
+        OutputError,
+        lambda: build_quick(tmp_path / "texts.jsonl", tokenizer, live),
+        "one with other content",
+    )
     folder = tmp_path / "folder"
     folder.mkdir()
     live.rename(folder / "live")
@@ -209,7 +252,7 @@ def test_nothing_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-# --- Checking --------------------------------------------------------------------------------------------------------
+# --- Checking -------------------------------------------------------------------------------------
 
 
 def segment_file(live: Path) -> Path:
@@ -220,7 +263,10 @@ def segment_file(live: Path) -> Path:
 def test_a_live_datastore_is_checked(live: Path) -> None:
     compact(live)
     tokens = facts_of(live)["token_count"]
-    assert done("check", live, "--full") == f"{live}: valid: 1 shard, {tokens:,} tokens, checksums compared\n"
+    assert (
+        done("check", live, "--full")
+        == f"{live}: valid: 1 shard, {tokens:,} tokens, checksums compared\n"
+    )
     assert json.loads(done("check", live, "--json"))["shards"] == 1
     stages: list[str] = []
     check_live(live, announce=stages.append)
@@ -230,11 +276,13 @@ def test_a_live_datastore_is_checked(live: Path) -> None:
 def test_a_damaged_segment_is_said(live: Path) -> None:
     compact(live)
     edit_file(segment_file(live), lambda data: data.__setitem__(-20, data[-20] ^ 1))
-    refused(ChecksumError, lambda: check_live(live), "SHA-256 of the payload")
+    refused(DatastoreFormatError, lambda: check_live(live), "SHA-256 of the payload")
     assert failed("check", live).startswith("Error: ")
     with rest_store.LiveDatastore.open(live):
         pass
-    assert "valid: 0 shards, 138 tokens" in done("check", live), "opening it to write sorts its documents anew"
+    assert "valid: 0 shards, 138 tokens" in done("check", live), (
+        "opening it to write sorts its documents anew"
+    )
 
 
 def test_a_damaged_document_is_said(live: Path) -> None:
@@ -244,7 +292,9 @@ def test_a_damaged_document_is_said(live: Path) -> None:
     refused(StorageError, lambda: check_live(live), "document 3 is damaged")
 
 
-def test_a_segment_that_is_replaced_meanwhile_is_left_out(live: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_that_is_replaced_meanwhile_is_left_out(
+    live: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compact(live)
     opened = live_check.open_segment
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rest_store
-from rest_store.errors import DatastoreClosedError, DocumentError, LimitError
+from rest_store.errors import ArgumentError, DatastoreClosedError, DocumentError
 from rest_store.live.check import check_live
 from rest_store.live.documents import Documents
 from rest_store.live.export import export
@@ -38,7 +38,12 @@ def test_no_query_reads_the_documents_of_two_namespaces(live: LiveDatastore) -> 
     assert live.namespace("one").delete(["a", "b"]) == 1
     assert [store.count([1]) for store in (live, one, other)] == [1, 0, 2]
     with LiveDatastore.open(live.path, read_only=True) as reader:
-        assert [reader.namespace(name).count([1]) for name in ("", "one", "other", "none")] == [1, 0, 2, 0]
+        assert [reader.namespace(name).count([1]) for name in ("", "one", "other", "none")] == [
+            1,
+            0,
+            2,
+            0,
+        ]
 
 
 def test_a_session_reads_the_namespaces_that_it_is_given(live: LiveDatastore) -> None:
@@ -59,15 +64,20 @@ def test_groups_and_epochs_are_kept(live: LiveDatastore) -> None:
     one.add([[1, 4]], group="second", epoch=2)
     live.add([[1, 5]], group="first")
     kept = [
-        (document.tokens.tolist(), document.group, document.epoch) for document in live.namespace("one").documents()
+        (document.tokens.tolist(), document.group, document.epoch)
+        for document in live.namespace("one").documents()
     ]
     assert kept == [([1, 2], "first", 1), ([1, 3], "first", 1), ([1, 4], "second", 2)]
-    assert [document.tokens.tolist() for document in live.namespace("one").documents(group="first")] == [[1, 2], [1, 3]]
+    assert [
+        document.tokens.tolist() for document in live.namespace("one").documents(group="first")
+    ] == [[1, 2], [1, 3]]
     assert [document.tokens.tolist() for document in live.documents(group="first")] == [[1, 5]]
     for latest, tokens in ((1, [[1, 3]]), (2, [[1, 2], [1, 3]]), (9, [[1, 2], [1, 3]])):
-        assert [document.tokens.tolist() for document in one.documents(group="first", latest=latest)] == tokens
+        assert [
+            document.tokens.tolist() for document in one.documents(group="first", latest=latest)
+        ] == tokens
     assert [document.tokens.tolist() for document in one.documents(latest=2)] == [[1, 3], [1, 4]]
-    refused(LimitError, lambda: list(one.documents(latest=0)), "latest is 0")
+    refused(ArgumentError, lambda: list(one.documents(latest=0)), "latest is 0")
 
 
 def test_documents_of_a_group_are_found_without_reading_others(live: LiveDatastore) -> None:
@@ -134,4 +144,4 @@ def test_what_is_no_label_is_refused(live: LiveDatastore, label: Any) -> None:
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, "1", 2**70])
 def test_what_is_no_epoch_is_refused(live: LiveDatastore, epoch: Any) -> None:
-    refused(LimitError, lambda: live.add([[1]], epoch=epoch), "epoch is")
+    refused(ArgumentError, lambda: live.add([[1]], epoch=epoch), "epoch is")

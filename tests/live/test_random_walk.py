@@ -1,4 +1,6 @@
-"""Random additions, deletions, merges and reopenings: every answer is that of a brute-force count."""
+"""Random additions, deletions, merges and reopenings: every
+answer is that of a brute-force count.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ NAMESPACES = ("", "one", "other")
 
 
 class Walk:
-    """A live datastore, a reader of it, and the documents that each namespace holds, in the order of their addition."""
+    """A live datastore, a reader of it, and the documents that each
+    namespace holds, in the order of their addition.
+    """
 
     def __init__(self, directory: Path, chance: random.Random, vocabulary_size: int) -> None:
         self.directory = directory
@@ -41,7 +45,9 @@ class Walk:
         for namespace in NAMESPACES[1:]:
             documents = self.documents[namespace].values()
             require_answers(store.namespace(namespace), documents, self.chance)
-            stored = [document.tokens.tolist() for document in store.namespace(namespace).documents()]
+            stored = [
+                document.tokens.tolist() for document in store.namespace(namespace).documents()
+            ]
             assert stored == list(documents)
 
     def add(self) -> None:
@@ -58,7 +64,9 @@ class Walk:
     def delete(self) -> None:
         namespace = self.chance.choice(NAMESPACES)
         documents = self.documents[namespace]
-        ids = self.chance.sample(list(documents), min(len(documents), self.chance.choice([1, 1, 3, 12])))
+        ids = self.chance.sample(
+            list(documents), min(len(documents), self.chance.choice([1, 1, 3, 12]))
+        )
         ids += ["absent", *ids[:1]]
         known = set(ids) & documents.keys()
         assert self.live.namespace(namespace).delete(ids) == len(known)
@@ -77,7 +85,9 @@ class Walk:
         self.reader = LiveDatastore.open(self.directory, read_only=True)
 
 
-@pytest.mark.parametrize(("vocabulary_size", "seed"), [(300, 0), (65_535, 1), (70_000, 2), (2**24 - 1, 3)])
+@pytest.mark.parametrize(
+    ("vocabulary_size", "seed"), [(300, 0), (65_535, 1), (70_000, 2), (2**24 - 1, 3)]
+)
 def test_every_answer_is_that_of_a_brute_force_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocabulary_size: int, seed: int
 ) -> None:
@@ -88,11 +98,15 @@ def test_every_answer_is_that_of_a_brute_force_count(
         walk.step()
     info = walk.live.info()
     assert info.failure is None
-    everything = [document for documents in walk.documents.values() for document in documents.values()]
+    everything = [
+        document for documents in walk.documents.values() for document in documents.values()
+    ]
     assert (info.document_count, info.token_count) == (len(everything), sum(map(len, everything)))
     (tmp_path / "frozen").mkdir()
     frozen = Datastore.open(
-        write_datastore(tmp_path / "frozen", Corpus(vocabulary_size, [list(walk.documents[""].values())]))
+        write_datastore(
+            tmp_path / "frozen", Corpus(vocabulary_size, [list(walk.documents[""].values())])
+        )
     )
     for _ in range(8):
         context = some_document(chance, vocabulary_size)

@@ -1,4 +1,6 @@
-"""Replicas: what a service has is here, document by document, whatever happens to either, and whatever it says."""
+"""Replicas: what a service has is here, document by document,
+whatever happens to either, and whatever it says.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from typing import Any
 import pytest
 
 from rest_store.errors import (
+    ArgumentError,
+    DatastoreFormatError,
     DeadlineError,
-    LimitError,
-    LiveFormatError,
     ServiceUnavailableError,
     StorageError,
     TokenizerMismatchError,
@@ -26,7 +28,15 @@ from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.replica import replica_directory
 from rest_store.live.upstream import Changes, Removal
-from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live, small_segments, some_document, until
+from tests.shared.live import (
+    SECRET,
+    SECRET_BYTES,
+    file_bytes,
+    new_live,
+    small_segments,
+    some_document,
+    until,
+)
 from tests.shared.strategies import identity, refused
 from tests.shared.upstream import LOCATION, Service, serve
 
@@ -52,14 +62,16 @@ def opened(cache: Path, **options: Any) -> LiveDatastore:
 
 
 def content(live: LiveDatastore) -> list[object]:
-    changes = live.changes(0, "", most_bytes=1 << 40)
+    changes = live.changes(0, "", max_bytes=1 << 40)
     return [changes.datastore_id, changes.last, *changes.added]
 
 
 def until_equal(replica: LiveDatastore, live: LiveDatastore) -> None:
     until(lambda: replica.newest_change == live.newest_change and replica.info().failure is None)
     assert content(replica) == content(live)
-    for namespace in {document.namespace for document in live.changes(0, "", most_bytes=1 << 40).added}:
+    for namespace in {
+        document.namespace for document in live.changes(0, "", max_bytes=1 << 40).added
+    }:
         stored = list(live.namespace(namespace).documents())
         for document in stored[:5]:
             text = document.tokens[:64].tolist()
@@ -67,7 +79,9 @@ def until_equal(replica: LiveDatastore, live: LiveDatastore) -> None:
     assert replica.info().token_count == live.info().token_count
 
 
-def test_a_replica_has_what_the_service_has(live: LiveDatastore, service: Service, cache: Path) -> None:
+def test_a_replica_has_what_the_service_has(
+    live: LiveDatastore, service: Service, cache: Path
+) -> None:
     live.add([[1, 2], [1, 3]], ["a", "b"], group="first", epoch=3)
     with opened(cache) as replica, opened(cache) as other:
         until_equal(replica, live)
@@ -79,7 +93,11 @@ def test_a_replica_has_what_the_service_has(live: LiveDatastore, service: Servic
             assert [document.group for document in some.documents()] == ["first"]
             assert some.longest_suffix_match([1, 3]) == live.longest_suffix_match([1, 3])
         info = replica.info()
-        assert (info.location, info.behind, info.path) == (LOCATION, 0, replica_directory(LOCATION, cache))
+        assert (info.location, info.behind, info.path) == (
+            LOCATION,
+            0,
+            replica_directory(LOCATION, cache),
+        )
         assert other.info().behind is None
     with LiveDatastore.open(info.path, read_only=True) as reader:
         assert reader.count([1]) == 1
@@ -90,10 +108,14 @@ def test_what_is_changed_here_is_changed_at_the_service_and_visible_when_it_retu
 ) -> None:
     with opened(cache) as keeper, opened(cache) as reader:
         for replica in (keeper, reader):
-            ids = replica.namespace("one").add([[1, 2], [1, 3], [1, 2]], ["a", "b", "a"], group="first", epoch=1)
+            ids = replica.namespace("one").add(
+                [[1, 2], [1, 3], [1, 2]], ["a", "b", "a"], group="first", epoch=1
+            )
             assert (ids.added, ids.duplicates) == (["a", "b"], ["a"])
             assert [store.namespace("one").count([1]) for store in (replica, live)] == [2, 2]
-            assert [document.group for document in replica.namespace("one").documents()] == ["first"] * 2
+            assert [document.group for document in replica.namespace("one").documents()] == [
+                "first"
+            ] * 2
             assert replica.namespace("one").delete(["a"]) == 1
             assert [store.namespace("one").count([1, 2]) for store in (replica, live)] == [0, 0]
             assert replica.namespace("one").delete(["b"]) == 1
@@ -101,7 +123,9 @@ def test_what_is_changed_here_is_changed_at_the_service_and_visible_when_it_retu
             assert len(replica.add([[1, 9]])) == 1
             assert replica.add([]) == []
         assert keeper.count([1, 9]) == 2
-        refused(WriterError, lambda: keeper.namespace("one").limit(max_tokens=5), "set on a replica")
+        refused(
+            WriterError, lambda: keeper.namespace("one").limit(max_tokens=5), "set on a replica"
+        )
         keeper.compact()
     with opened(cache, read_only=True) as replica:
         refused(WriterError, lambda: replica.add([[1]]), "opened for reading")
@@ -112,13 +136,19 @@ def test_what_never_becomes_visible_here_is_said(
 ) -> None:
     monkeypatch.setattr(replicas, "_PATIENCE", 0.01)
     with opened(cache) as replica:
-        service.change = lambda changes: changes._replace(added=[], removed=[], last=changes.first - 1)
-        with pytest.raises(DeadlineError, match=r"chat: changed there, but not visible here within 0\.01 seconds"):
+        service.change = lambda changes: changes._replace(
+            added=[], removed=[], last=changes.first - 1
+        )
+        with pytest.raises(
+            DeadlineError, match=r"chat: changed there, but not visible here within 0\.01 seconds"
+        ):
             replica.add([[1, 2]])
     assert live.count([1, 2]) == 1
 
 
-def test_it_opens_and_answers_while_the_service_is_away(live: LiveDatastore, service: Service, cache: Path) -> None:
+def test_it_opens_and_answers_while_the_service_is_away(
+    live: LiveDatastore, service: Service, cache: Path
+) -> None:
     live.add([[1, 2]])
     with opened(cache) as replica:
         until_equal(replica, live)
@@ -153,7 +183,9 @@ def test_another_process_takes_over(live: LiveDatastore, service: Service, cache
         assert sorted([other.info().behind is None, third.info().behind is None]) == [False, True]
 
 
-def test_one_that_is_dropped_lets_others_take_over(live: LiveDatastore, service: Service, cache: Path) -> None:
+def test_one_that_is_dropped_lets_others_take_over(
+    live: LiveDatastore, service: Service, cache: Path
+) -> None:
     dropped = opened(cache)
     with opened(cache) as other:
         assert (dropped.info().behind, other.info().behind) == (0, None)
@@ -199,13 +231,19 @@ def test_readers_notice_another_datastore_with_the_same_numbers(
 
 
 def test_no_file_holds_what_was_deleted(live: LiveDatastore, service: Service, cache: Path) -> None:
-    live.namespace("secret name").add([SECRET * 20, [1, 2]] * 50, [str(number) for number in range(100)])
+    live.namespace("secret name").add(
+        [SECRET * 20, [1, 2]] * 50, [str(number) for number in range(100)]
+    )
     with opened(cache) as replica:
         until_equal(replica, live)
         replica.compact()
         assert SECRET_BYTES in file_bytes(cache)
         live.namespace("secret name").delete([str(number) for number in range(100)])
-        until(lambda: SECRET_BYTES not in file_bytes(cache) and b"secret name" not in file_bytes(cache))
+        until(
+            lambda: (
+                SECRET_BYTES not in file_bytes(cache) and b"secret name" not in file_bytes(cache)
+            )
+        )
 
 
 def test_what_a_reader_has_kept_from_being_removed_is_removed_later(
@@ -226,12 +264,14 @@ def test_what_a_reader_has_kept_from_being_removed_is_removed_later(
         assert SECRET_BYTES not in file_bytes(cache)
 
 
-def test_where_the_service_evicts_replicas_do(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_service_evicts_replicas_do(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And sort no more anew than a part of what they have."""
     small_segments(monkeypatch, largest=4000)
     with new_live(tmp_path / "live", 65_535, max_tokens=2400) as live:
         service = serve(monkeypatch, live)
-        service.most_bytes = 2000
+        service.max_bytes = 2000
         with opened(cache) as replica:
             for token in range(2000):
                 live.namespace(("", "one")[token % 2]).add([[1000 + token, 1, 2]])
@@ -242,9 +282,11 @@ def test_where_the_service_evicts_replicas_do(tmp_path: Path, cache: Path, monke
 def test_random_changes_arrive_document_by_document(
     live: LiveDatastore, service: Service, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Additions, deletions and merges at the service, whose connection breaks, and a replica that is opened again."""
+    """Additions, deletions and merges at the service, whose
+    connection breaks, and a replica that is opened again.
+    """
     small_segments(monkeypatch)
-    service.most_bytes = 300
+    service.max_bytes = 300
     chance = random.Random(0)
     replica, ids = opened(cache), []
     for _ in range(60):
@@ -269,7 +311,7 @@ def test_random_changes_arrive_document_by_document(
     replica.close()
 
 
-# --- What goes wrong --------------------------------------------------------------------------------------------------
+# --- What goes wrong ------------------------------------------------------------------------------
 
 
 def lying(**fields: Any) -> Callable[[Changes], Changes]:
@@ -278,18 +320,29 @@ def lying(**fields: Any) -> Callable[[Changes], Changes]:
 
 
 def lying_document(**fields: Any) -> Callable[[Changes], Changes]:
-    return lambda changes: changes._replace(added=[some._replace(**fields) for some in changes.added])
+    return lambda changes: changes._replace(
+        added=[some._replace(**fields) for some in changes.added]
+    )
 
 
 LIES: dict[str, tuple[Callable[[Changes], Changes], str]] = {
-    "a gap": (lying(first=3), "changes is 3..2 of 2, and not in order, expected ascending, from 2 or 1 on"),
+    "a gap": (
+        lying(first=3),
+        "changes is 3..2 of 2, and not in order, expected ascending, from 2 or 1 on",
+    ),
     "a number twice": (lying_document(number=1), "changes is 2..2 of 2, and not in order"),
     "more than there is": (lying(last=9), "changes is 2..9 of 2, and not in order"),
-    "a removal to come": (lying(removed=[Removal(2, 1, 5, deleted=False)]), "changes is 2..2 of 2, and not in order"),
+    "a removal to come": (
+        lying(removed=[Removal(2, 1, 5, deleted=False)]),
+        "changes is 2..2 of 2, and not in order",
+    ),
     "a token": (lying_document(symbols=b"\1\54"), "a token is 300, expected 0..299"),
     "half a token": (lying_document(symbols=b"\1"), "document 2 is malformed"),
     "no token": (lying_document(symbols=b""), "document 2 is malformed"),
-    "no number": (lying(last=2**63, head=2**63), f"changes is 2..{2**63} of {2**63}, and not in order"),
+    "no number": (
+        lying(last=2**63, head=2**63),
+        f"changes is 2..{2**63} of {2**63}, and not in order",
+    ),
     "no time": (lying_document(added=float("nan")), "document 2 is malformed"),
     "a time without a date": (lying_document(added=1e300), "document 2 is malformed"),
     "an id": (lying_document(digest=b"short"), "document 2 is malformed"),
@@ -300,7 +353,10 @@ LIES: dict[str, tuple[Callable[[Changes], Changes], str]] = {
 def test_a_service_that_lies(
     live: LiveDatastore, service: Service, cache: Path, lie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error is named, and what was there before stays; when the service says the truth, it is taken over."""
+    """The error is named, and what was there before stays.
+
+    When the service says the truth, it is taken over.
+    """
     live.add([[1, 2]])
     with opened(cache) as replica:
         until_equal(replica, live)
@@ -316,7 +372,9 @@ def test_a_service_that_lies(
         until_equal(replica, live)
 
 
-def test_an_upstream_with_another_tokenizer(live: LiveDatastore, service: Service, cache: Path) -> None:
+def test_an_upstream_with_another_tokenizer(
+    live: LiveDatastore, service: Service, cache: Path
+) -> None:
     live.add([[1, 2]])
     with pytest.raises(TokenizerMismatchError):
         opened(cache, tokenizer=identity(301))
@@ -330,7 +388,11 @@ def test_an_upstream_with_another_tokenizer(live: LiveDatastore, service: Servic
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_full_disk(
-    live: LiveDatastore, service: Service, cache: Path, monkeypatch: pytest.MonkeyPatch, stored: bool
+    live: LiveDatastore,
+    service: Service,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stored: bool,
 ) -> None:
     """Or another failure, before changes are stored and after that."""
     live.add([[1, 2]])
@@ -358,11 +420,18 @@ def test_a_cache_of_another_service(live: LiveDatastore, service: Service, cache
     place = replica_directory(LOCATION, cache)
     place.rename(replica_directory("other:1/chat", cache))
     for location in ("other:1/chat", "other:1/chat"):
-        message = refused(LiveFormatError, lambda location=location: LiveDatastore.open(location, cache=cache))
+        message = refused(
+            DatastoreFormatError,
+            lambda location=location: LiveDatastore.open(location, cache=cache),
+        )
         assert message.endswith(f"is a replica of {LOCATION}, expected a replica of other:1/chat")
     moved = replica_directory("other:1/chat", cache)
-    refused(LiveFormatError, lambda: LiveDatastore.open(moved), f"a replica of {LOCATION}, expected one that is no")
+    refused(
+        DatastoreFormatError,
+        lambda: LiveDatastore.open(moved),
+        f"a replica of {LOCATION}, expected one that is no",
+    )
     own = replica_directory(LOCATION, cache)
     new_live(own).close()
-    refused(LiveFormatError, lambda: opened(cache), "one that is no replica")
-    refused(LimitError, lambda: opened(cache, max_tokens=5), "given for a replica")
+    refused(DatastoreFormatError, lambda: opened(cache), "one that is no replica")
+    refused(ArgumentError, lambda: opened(cache, max_tokens=5), "given for a replica")

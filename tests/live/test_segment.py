@@ -15,7 +15,9 @@ from tests.shared.live import some_document
 from tests.shared.strategies import Corpus, write_datastore
 
 
-def stored(documents: list[list[int]], vocabulary_size: int, first: int = 1) -> list[DocumentRecord]:
+def stored(
+    documents: list[list[int]], vocabulary_size: int, first: int = 1
+) -> list[DocumentRecord]:
     return [
         DocumentRecord(
             first + place,
@@ -51,7 +53,9 @@ def test_a_memtable_grows_to_what_is_sorted_at_once(vocabulary_size: int) -> Non
     chance = random.Random(0)
     documents = stored([some_document(chance, vocabulary_size) for _ in range(30)], vocabulary_size)
     whole = sorted_segment(documents, vocabulary_size)
-    grown = sorted_segment(documents[20:], vocabulary_size, sorted_segment(documents[:20], vocabulary_size))
+    grown = sorted_segment(
+        documents[20:], vocabulary_size, sorted_segment(documents[:20], vocabulary_size)
+    )
     for name in ("first", "last", "oldest", "newest", "document_count"):
         assert getattr(grown, name) == getattr(whole, name)
     for name in ("symbols", "keys", "entries"):

@@ -1,4 +1,6 @@
-"""The tokenizer of a GGUF file: its pre-tokenizer is the one that the file names, and no tensor is read."""
+"""The tokenizer of a GGUF file: its pre-tokenizer is the one that
+the file names, and no tensor is read.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,143 @@ def path(tmp_path: Path) -> Path:
     ("kind", "pieces"),
     [
         ("gpt-2", ["It", "'s", " 1234", "\n\n ", " 5", " camelCase", "!", " #", "if", "\r\n"]),
-        ("smollm", ["It", "'s", " ", "1", "2", "3", "4", "\n\n  ", "5", " camelCase", "!", " #", "if", "\r\n"]),
-        ("llama-bpe", ["It", "'s", " ", "123", "4", "\n\n", " ", " ", "5", " camelCase", "!", " #", "if", "\r\n"]),
-        ("qwen2", ["It", "'s", " ", *"1234", "\n\n", " ", " ", "5", " camelCase", "!", " #", "if", "\r\n"]),
-        ("tekken", ["It", "'s", " ", *"1234", "\n\n", " ", " ", "5", " camel", "Case", "!", " #", "if", "\r\n"]),
-        ("gpt-4o", ["It's", " ", "123", "4", "\n\n", " ", " ", "5", " camel", "Case", "!", " #", "if", "\r\n"]),
-        ("deepseek-v3", ["It", "'s", " ", "123", "4", "\n\n", "  ", "5", " camelCase", "!", " #", "if", "\r\n"]),
-        ("falcon", ["It", "'", "s", " ", "123", "4", "\n\n ", " 5", " camelCase", "!", " ", "#", "if", "\r\n"]),
-        ("default", ["It", "'", "s", " ", "123", "4", "\n\n ", " ", "5", " camelCase", "!", " ", "#", "if", "\r\n"]),
+        (
+            "smollm",
+            [
+                "It",
+                "'s",
+                " ",
+                "1",
+                "2",
+                "3",
+                "4",
+                "\n\n  ",
+                "5",
+                " camelCase",
+                "!",
+                " #",
+                "if",
+                "\r\n",
+            ],
+        ),
+        (
+            "llama-bpe",
+            [
+                "It",
+                "'s",
+                " ",
+                "123",
+                "4",
+                "\n\n",
+                " ",
+                " ",
+                "5",
+                " camelCase",
+                "!",
+                " #",
+                "if",
+                "\r\n",
+            ],
+        ),
+        (
+            "qwen2",
+            [
+                "It",
+                "'s",
+                " ",
+                *"1234",
+                "\n\n",
+                " ",
+                " ",
+                "5",
+                " camelCase",
+                "!",
+                " #",
+                "if",
+                "\r\n",
+            ],
+        ),
+        (
+            "tekken",
+            [
+                "It",
+                "'s",
+                " ",
+                *"1234",
+                "\n\n",
+                " ",
+                " ",
+                "5",
+                " camel",
+                "Case",
+                "!",
+                " #",
+                "if",
+                "\r\n",
+            ],
+        ),
+        (
+            "gpt-4o",
+            [
+                "It's",
+                " ",
+                "123",
+                "4",
+                "\n\n",
+                " ",
+                " ",
+                "5",
+                " camel",
+                "Case",
+                "!",
+                " #",
+                "if",
+                "\r\n",
+            ],
+        ),
+        (
+            "deepseek-v3",
+            ["It", "'s", " ", "123", "4", "\n\n", "  ", "5", " camelCase", "!", " #", "if", "\r\n"],
+        ),
+        (
+            "falcon",
+            [
+                "It",
+                "'",
+                "s",
+                " ",
+                "123",
+                "4",
+                "\n\n ",
+                " 5",
+                " camelCase",
+                "!",
+                " ",
+                "#",
+                "if",
+                "\r\n",
+            ],
+        ),
+        (
+            "default",
+            [
+                "It",
+                "'",
+                "s",
+                " ",
+                "123",
+                "4",
+                "\n\n ",
+                " ",
+                "5",
+                " camelCase",
+                "!",
+                " ",
+                "#",
+                "if",
+                "\r\n",
+            ],
+        ),
     ],
 )
 def test_text_is_split_as_the_kind_says(kind: str, pieces: list[str]) -> None:
@@ -84,9 +215,14 @@ def test_it_is_the_tokenizer_that_transformers_converts(path: Path) -> None:
 def test_only_what_it_takes_is_loaded(path: Path) -> None:
     """Neither a tensor nor transformers nor numpy: a small build would wait for them."""
     path.write_bytes(path.read_bytes()[:-1000])
-    code = "import sys; from rest_store.loading.tokenizer import load_tokenizer; load_tokenizer(sys.argv[1])"
+    code = (
+        "import sys; from rest_store.loading.tokenizer import load_tokenizer;"
+        " load_tokenizer(sys.argv[1])"
+    )
     code += "; print({'transformers', 'torch', 'numpy', 'gguf'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "set()\n"
 
 
@@ -98,7 +234,7 @@ def test_generation_has_the_same_tokenizer(path: Path) -> None:
     assert tokenizer.chat_template == loaded.chat_template
 
 
-# --- SentencePiece ----------------------------------------------------------------------------------------------------
+# --- SentencePiece --------------------------------------------------------------------------------
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 SCORES = {
@@ -123,7 +259,9 @@ def write_sentencepiece(path: Path, **settings: bool) -> Path:
     writer.add_token_scores([0.0] * 259 + [*SCORES.values(), 0.0])
     kinds = gguf.TokenType
     special = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL]
-    writer.add_token_types(special + [kinds.BYTE] * 256 + [kinds.NORMAL] * len(SCORES) + [kinds.USER_DEFINED])
+    writer.add_token_types(
+        special + [kinds.BYTE] * 256 + [kinds.NORMAL] * len(SCORES) + [kinds.USER_DEFINED]
+    )
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
@@ -150,11 +288,16 @@ def write_sentencepiece(path: Path, **settings: bool) -> Path:
 def test_a_space_is_put_before_texts_if_the_file_says_so(
     text: str, with_space: list[str], without: list[str], tmp_path: Path
 ) -> None:
-    """As `llama-vocab.cpp` has it: a space that a text begins with is one more; each part between tokens has one."""
+    """As `llama-vocab.cpp` has it: a space that a text begins with is one more.
+
+    Each part between tokens has one.
+    """
     for settings, expected in (
         ({}, with_space), ({"add_space_prefix": True}, with_space), ({"add_space_prefix": False}, without)
     ):  # fmt: skip
-        tokenizer = Tokenizer.from_str(load_tokenizer(write_sentencepiece(tmp_path / "m.gguf", **settings)).json)
+        tokenizer = Tokenizer.from_str(
+            load_tokenizer(write_sentencepiece(tmp_path / "m.gguf", **settings)).json
+        )
         encoded = tokenizer.encode(text, add_special_tokens=False)
         assert encoded.tokens == expected
         if "<mine>" not in text:
@@ -164,7 +307,11 @@ def test_a_space_is_put_before_texts_if_the_file_says_so(
 def test_texts_begin_and_end_with_tokens_as_the_file_says(tmp_path: Path) -> None:
     def tokens(**settings: bool) -> list[str]:
         loaded = load_tokenizer(write_sentencepiece(tmp_path / "m.gguf", **settings))
-        assert loaded.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        assert loaded.special_tokens == {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "unk_token": "<unk>",
+        }
         return list(Tokenizer.from_str(loaded.json).encode("ab").tokens)
 
     assert tokens() == ["<s>", "▁ab"]
@@ -180,25 +327,35 @@ def test_text_that_looks_like_a_control_token_is_not_joined_to_one(tmp_path: Pat
 
 def test_generation_reads_the_same_tokens(tmp_path: Path) -> None:
     loaded = load_tokenizer(write_sentencepiece(tmp_path / "m.gguf", add_space_prefix=False))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(loaded.json), **loaded.special_tokens)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(loaded.json), **loaded.special_tokens
+    )
     assert tokenizer.decode(tokenizer(" abc é")["input_ids"], skip_special_tokens=True) == " abc é"
     assert identity_of(tokenizer) == identity_of(loaded)
 
 
-# --- Damage -----------------------------------------------------------------------------------------------------------
+# --- Damage ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (lambda data: data.replace(b"gpt-2", b"gpt-9"), "tokenizer.ggml.pre is 'gpt-9', expected one of"),
+        (
+            lambda data: data.replace(b"gpt-2", b"gpt-9"),
+            "tokenizer.ggml.pre is 'gpt-9', expected one of",
+        ),
         (lambda data: data[:2000], "GGUF metadata is damaged (it is cut off)"),
         (lambda data: data[:4] + b"\1" + data[5:], "GGUF metadata is damaged (version 1)"),
         (lambda data: data[:16] + b"\xff" * 8 + data[24:], "GGUF metadata is damaged ("),
-        (lambda data: data.replace(b"tokenizer.ggml.merges", b"tokenizer.ggml.mergez"), "tokenizer is damaged ("),
+        (
+            lambda data: data.replace(b"tokenizer.ggml.merges", b"tokenizer.ggml.mergez"),
+            "tokenizer is damaged (",
+        ),
     ],
 )
-def test_a_file_that_is_damaged_or_of_an_unknown_kind_is_refused(path: Path, change, found: str) -> None:
+def test_a_file_that_is_damaged_or_of_an_unknown_kind_is_refused(
+    path: Path, change, found: str
+) -> None:
     path.write_bytes(change(path.read_bytes()))
     message = refused(TokenizerLoadError, lambda: load_tokenizer(path), f"{path}: {found}")
     assert len(message.splitlines()) == 1

@@ -48,17 +48,29 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
 @pytest.mark.parametrize(
     ("load", "error", "expected"),
     [
-        (load_tokenizer, TokenizerLoadError, f"{NAME}: tokenizer is absent here, and the Hugging Face hub cannot be r"),
-        (load_model, ModelLoadError, "no such directory here, and from the Hugging Face hub: it cannot be reached ("),
+        (
+            load_tokenizer,
+            TokenizerLoadError,
+            f"{NAME}: tokenizer is absent here, and the Hugging Face hub cannot be r",
+        ),
+        (
+            load_model,
+            ModelLoadError,
+            "no such directory here, and from the Hugging Face hub: it cannot be reached (",
+        ),
     ],
 )
-def test_it_is_tried_once(connections: list[bytes], load: Any, error: type[RestStoreError], expected: str) -> None:
+def test_it_is_tried_once(
+    connections: list[bytes], load: Any, error: type[RestStoreError], expected: str
+) -> None:
     assert len(refused(error, lambda: load(NAME), expected).splitlines()) == 1
     assert len(connections) == 1
 
 
 @pytest.mark.parametrize(("status", "failure"), [(404, None), (401, None), (503, "status 503")])
-def test_an_answer_is_an_answer(status: int, failure: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_an_answer(
+    status: int, failure: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from huggingface_hub.errors import HfHubHTTPError
 
     class Answer:
@@ -73,7 +85,9 @@ def test_an_answer_is_an_answer(status: int, failure: str | None, monkeypatch: p
     assert hub_failure(NAME) == failure
 
 
-def test_a_hub_that_is_turned_off_is_not_asked(connections: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_is_turned_off_is_not_asked(
+    connections: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert hub_failure(NAME) is not None
     assert connections == []
@@ -81,5 +95,9 @@ def test_a_hub_that_is_turned_off_is_not_asked(connections: list[bytes], monkeyp
 
 def test_what_is_no_name_on_the_hub_is_no_failure_of_the_hub(connections: list[bytes]) -> None:
     assert hub_failure("no such name!") is None
-    refused(TokenizerLoadError, lambda: load_tokenizer("no such name!"), "tokenizer is refused by transformers (")
+    refused(
+        TokenizerLoadError,
+        lambda: load_tokenizer("no such name!"),
+        "tokenizer is refused by transformers (",
+    )
     assert connections == []

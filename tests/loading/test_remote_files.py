@@ -1,4 +1,6 @@
-"""Files of datastores behind addresses: on a real S3 server that breaks connections, and where there are none."""
+"""Files of datastores behind addresses: on a real S3 server that
+breaks connections, and where there are none.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.shared.strategies import Corpus, write_datastore
 
 
 def address_of(scheme: str, s3: Proxy, name: str) -> str:
-    """The address of what is in the bucket, which the server hands out to anyone over HTTP as well."""
+    """The address of what is in the bucket, which the server
+    hands out to anyone over HTTP as well.
+    """
     for path in fsspec.filesystem("s3", use_listings_cache=False).find(f"corpus/{name}"):
         fsspec.filesystem("s3").chmod(path, "public-read")
     return f"s3://corpus/{name}" if scheme == "s3" else f"{s3.url}/corpus/{name}"
@@ -39,7 +43,9 @@ def test_a_datastore_is_copied_in_pieces(s3: Proxy, tmp_path: Path, scheme: str)
     assert max(size for _, _, size in s3.requests) <= BLOCK
     s3.requests.clear()
     assert fetch(RemoteFiles(address), tmp_path) == copy
-    assert {path.rpartition("/")[2] for method, path, _ in s3.requests if method == "GET"} == {FILE_NAME}
+    assert {path.rpartition("/")[2] for method, path, _ in s3.requests if method == "GET"} == {
+        FILE_NAME
+    }
 
 
 @pytest.mark.slow
@@ -51,7 +57,9 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was(s3: Proxy, scheme: st
     pieces = reader.read("a", 0)
     start = next(pieces)
     s3.breaks = 1 << 30
-    with pytest.raises(FetchError, match=r"^\S+/corpus/ds: a cannot be read \(.+\)$|^s3://corpus/ds: a cannot be r"):
+    with pytest.raises(
+        FetchError, match=r"^\S+/corpus/ds: a cannot be read \(.+\)$|^s3://corpus/ds: a cannot be r"
+    ):
         list(pieces)
     s3.breaks = 0
     assert start + b"".join(reader.read("a", len(start))) == content
@@ -61,7 +69,9 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was(s3: Proxy, scheme: st
 @pytest.mark.parametrize("scheme", ["s3", "http"])
 def test_an_address_without_a_datastore(s3: Proxy, scheme: str) -> None:
     upload({"ds/a": b"x"})
-    with pytest.raises(DatastoreNotFoundError, match=r"/ds: datastore is without manifest.json, expected complete"):
+    with pytest.raises(
+        DatastoreNotFoundError, match=r"/ds: datastore is without manifest.json, expected complete"
+    ):
         list(RemoteFiles(address_of(scheme, s3, "ds")).read(FILE_NAME, 0))
 
 
@@ -69,12 +79,20 @@ def test_an_address_without_a_datastore(s3: Proxy, scheme: str) -> None:
     ("address", "message"),
     [
         ("ftp://host/ds", "scheme is 'ftp', expected one of s3, gs, hf, https, http"),
-        ("hf://datasets/owner/name/ds", r"the Hugging Face hub cannot be reached \(dataset owner/name: no route\)"),
-        ("hf://owner/name@main/ds", r"the Hugging Face hub cannot be reached \(model owner/name: no route\)"),
+        (
+            "hf://datasets/owner/name/ds",
+            r"the Hugging Face hub cannot be reached \(dataset owner/name: no route\)",
+        ),
+        (
+            "hf://owner/name@main/ds",
+            r"the Hugging Face hub cannot be reached \(model owner/name: no route\)",
+        ),
         ("https://127.0.0.1:1/ds", r"manifest.json cannot be read \(.+\)"),
     ],
 )
-def test_what_cannot_be_reached_is_named_at_once(monkeypatch: pytest.MonkeyPatch, address: str, message: str) -> None:
+def test_what_cannot_be_reached_is_named_at_once(
+    monkeypatch: pytest.MonkeyPatch, address: str, message: str
+) -> None:
     monkeypatch.setattr(remote_files, "hub_failure", lambda name, kind: f"{kind} {name}: no route")
     with pytest.raises(RestStoreError, match=rf"^{address}: {message}") as error:
         list(RemoteFiles(address).read(FILE_NAME, 0))
@@ -82,7 +100,9 @@ def test_what_cannot_be_reached_is_named_at_once(monkeypatch: pytest.MonkeyPatch
     assert "\n" not in str(error.value)
 
 
-def test_without_the_hub_the_latest_copy_is_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_hub_the_latest_copy_is_opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     source = write_datastore(tmp_path / "source", Corpus(300, [[[1, 2, 3]]]))
     files = SimpleNamespace(open=lambda path, **_: (source / Path(path).name).open("rb"))
     monkeypatch.setattr(remote_files, "file_system", lambda *_: files)

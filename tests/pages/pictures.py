@@ -9,13 +9,18 @@ import click
 
 from tests.shared.browser import browser
 
-_MOST_PASSES = 64
+_MAX_PASSES = 64
 _LOOKS = {"": (1280, 860, "light"), "-narrow": (390, 844, "dark")}
 
 
 @click.command()
 @click.argument("pages", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the pictures.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the pictures.",
+)
 def main(pages: tuple[Path, ...], out: Path) -> None:
     """Write PAGE.png of each page, wide and light, and PAGE-narrow.png, narrow and dark."""
     out.mkdir(parents=True, exist_ok=True)
@@ -25,12 +30,14 @@ def main(pages: tuple[Path, ...], out: Path) -> None:
                 size = {"width": width, "height": height}
                 tab = running.new_page(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
                 tab.goto(page.absolute().as_uri())
-                for _ in range(_MOST_PASSES):  # on to one that accepts several draft tokens
+                for _ in range(_MAX_PASSES):  # on to one that accepts several draft tokens
                     if re.search(r"\b[3-9] of \d+ draft tokens accepted", tab.inner_text("#pass")):
                         break
                     tab.keyboard.press("ArrowRight")
                 if ending:  # past the summary, to the text and the tree below it
-                    tab.evaluate("document.getElementById('pass')?.scrollIntoView({ block: 'end' })")
+                    tab.evaluate(
+                        "document.getElementById('pass')?.scrollIntoView({ block: 'end' })"
+                    )
                 place = out / f"{page.stem}{ending}.png"
                 tab.screenshot(path=place)
                 tab.close()

@@ -21,12 +21,17 @@ from tests.shared.browser import browser, chromium
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(chromium() is None, reason="no Chromium is installed: apt-get install chromium"),
+    pytest.mark.skipif(
+        chromium() is None, reason="no Chromium is installed: apt-get install chromium"
+    ),
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "</script><script>window.harm=1</script><img src=x onerror='window.harm=1'>"
-TEXT = "def add(first, second):\n    return first + second\n\nfor i in range(10):\n    print(i, 'naïve café', 2024)\n"
+TEXT = (
+    "def add(first, second):\n    return first + second\n\nfor i in range(10):\n    print(i, 'naïve"
+    " café', 2024)\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +49,29 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     methods = {"plain": plain, "DraftSession": {**plain, "speedup": 1.94, "mean_tokens": 2.5}}
     speed = {"threads": 2, "families": {"own": methods, "all": methods}}
     families = {f"family {number} of prompts": 2.5 for number in range(12)}  # a wide table
-    rows = [{"drafting": "session", "nodes": nodes, "M": 3.0, "families": families} for nodes in (16, 64)]
+    rows = [
+        {"drafting": "session", "nodes": nodes, "M": 3.0, "families": families}
+        for nodes in (16, 64)
+    ]
     replay = {"rows": rows, "reported": 5, "datastores": {"code": 9}}
-    results = {"speed": Result("speed", "speed", {}, speed), "replay": Result("replay", "replay", {}, replay)}
+    results = {
+        "speed": Result("speed", "speed", {}, speed),
+        "replay": Result("replay", "replay", {}, replay),
+    }
     committed = read_results(ROOT / "benchmarks" / "results")
     pages = {
         "generate": page_of(
-            traced(ids, nodes=64), words, title=HOSTILE, prompt=HOSTILE + 30 * TEXT, labels=[HOSTILE] * 3
+            traced(ids, nodes=64),
+            words,
+            title=HOSTILE,
+            prompt=HOSTILE + 30 * TEXT,
+            labels=[HOSTILE] * 3,
         ),
         "report": report_page(results, title=HOSTILE),
         "all": report_page(committed),
-        "committed": report_page({name: committed[name] for name in ("speed_greedy", "quality_traces", "sglang")}),
+        "committed": report_page(
+            {name: committed[name] for name in ("speed_greedy", "quality_traces", "sglang")}
+        ),
     }
     for name, text in pages.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
@@ -68,7 +85,9 @@ def tab(running: Any) -> Iterator[Any]:
     one, fetched, failed = context.new_page(), [], []
     one.on("request", lambda request: fetched.append(request.url))
     one.on("pageerror", lambda error: failed.append(str(error)))
-    one.on("console", lambda message: failed.append(message.text) if message.type == "error" else None)
+    one.on(
+        "console", lambda message: failed.append(message.text) if message.type == "error" else None
+    )
     yield one
     assert not one.evaluate("window.harm")
     context.close()
@@ -105,19 +124,28 @@ def test_clicks_and_keys_choose_a_pass(tab: Any, places: dict[str, str]) -> None
     assert tab.url.endswith(f"#pass-{count - 1}")
     tab.reload()
     assert heading(tab) == f"Forward pass {count - 1} of {count}", "the address says which"
-    assert tab.locator("a.pass:not([tabindex='-1'])").count() == 1, "one stop of the tabulator for the whole text"
+    assert tab.locator("a.pass:not([tabindex='-1'])").count() == 1, (
+        "one stop of the tabulator for the whole text"
+    )
 
 
-def test_the_tree_shows_the_accepted_path_scores_sources_and_times(tab: Any, places: dict[str, str]) -> None:
+def test_the_tree_shows_the_accepted_path_scores_sources_and_times(
+    tab: Any, places: dict[str, str]
+) -> None:
     tab.goto(places["generate"])
     written = tab.locator("a.pass").nth(1).inner_text().replace(" ", "·")
     path = tab.locator("#pass li.accepted > .node .word").all_inner_texts()
     assert "".join(path) == written
-    assert tab.locator("#pass .node").count() == 64 + 2, "draft tokens, the context's last and the model's own"
+    assert tab.locator("#pass .node").count() == 64 + 2, (
+        "draft tokens, the context's last and the model's own"
+    )
     first = tab.locator("#pass li.accepted > .node").first
     assert first.locator(".below").inner_text() == "✓ A 97 %"
     assert "accepted, acceptance probability 97 %, from " in first.get_attribute("title")
-    assert tab.locator("#pass .outcome").inner_text() == "3 of 64 draft tokens accepted, then the model's own token."
+    assert (
+        tab.locator("#pass .outcome").inner_text()
+        == "3 of 64 draft tokens accepted, then the model's own token."
+    )
     times = tab.locator("#pass .times").inner_text().split()
     assert " ".join(times) == "drafting 0.20 ms forward pass 30.5 ms the rest 0.50 ms"
 
@@ -133,7 +161,10 @@ def test_pages_fit_the_width(name: str, width: int, tab: Any, places: dict[str, 
 def test_on_a_telephone_the_panel_covers_no_text(tab: Any, places: dict[str, str]) -> None:
     tab.set_viewport_size({"width": 420, "height": 780})
     tab.goto(places["generate"])
-    sizes = "[...document.querySelectorAll('main, #pass, [aria-current]')].map((one) => one.getBoundingClientRect())"
+    sizes = (
+        "[...document.querySelectorAll('main, #pass, [aria-current]')].map((one) =>"
+        " one.getBoundingClientRect())"
+    )
     for key in ("Home", "ArrowRight", "End"):
         tab.keyboard.press(key)
         text, chosen, panel = tab.evaluate(f"{sizes}.map((one) => [one.top, one.bottom])")
@@ -142,10 +173,15 @@ def test_on_a_telephone_the_panel_covers_no_text(tab: Any, places: dict[str, str
         assert panel[1] <= 780
 
 
-def test_on_a_phone_no_table_is_cut_and_many_results_are_short(tab: Any, places: dict[str, str]) -> None:
+def test_on_a_phone_no_table_is_cut_and_many_results_are_short(
+    tab: Any, places: dict[str, str]
+) -> None:
     tab.set_viewport_size({"width": 420, "height": 780})
     tab.goto(places["report"])
-    cut = "[...document.querySelectorAll('.wide')].filter((box) => box.scrollWidth > box.clientWidth).length"
+    cut = (
+        "[...document.querySelectorAll('.wide')].filter((box) => box.scrollWidth >"
+        " box.clientWidth).length"
+    )
     assert tab.locator(".bars td").last.is_visible()
     assert not tab.locator(".wide").last.is_visible(), "tables are folded where there are bars"
     tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
@@ -167,7 +203,8 @@ def test_the_documentation_is_searched_from_files(tab: Any, tmp_path: Path) -> N
     tab.wait_for_selector(".md-search-result__item a")
 
 
-# Of each element with text of its own: the contrast of its colour with the nearest opaque background.
+# Of each element with text of its own: the contrast of its colour with the nearest opaque
+# background.
 CONTRASTS = """() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   function rgb(colour) {
@@ -200,7 +237,9 @@ CONTRASTS = """() => {
 
 @pytest.mark.parametrize("name", ["generate", "report"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_background(name: str, scheme: str, tab: Any, places: dict[str, str]) -> None:
+def test_text_stands_out_from_its_background(
+    name: str, scheme: str, tab: Any, places: dict[str, str]
+) -> None:
     tab.emulate_media(color_scheme=scheme)
     tab.goto(places[name])
     contrasts = tab.evaluate(CONTRASTS)

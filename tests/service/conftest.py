@@ -52,8 +52,14 @@ def store(phrases: Path) -> Datastore:
 def service(phrases: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service of `phrases` under seven names, and of another vocabulary under one."""
     other = write_datastore(tmp_path_factory.mktemp("other"), Corpus(301, PHRASES.shards))
-    options = ["--metrics=127.0.0.1:0", f"--max-session-tokens={TEXT}", f"--max-contexts={CONTEXTS}"]
-    with running(*(f"{name}={phrases}" for name in NAMES), f"other={other}", options=options) as service:
+    options = [
+        "--metrics=127.0.0.1:0",
+        f"--max-session-tokens={TEXT}",
+        f"--max-contexts={CONTEXTS}",
+    ]
+    with running(
+        *(f"{name}={phrases}" for name in NAMES), f"other={other}", options=options
+    ) as service:
         yield service
 
 

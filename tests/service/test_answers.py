@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.errors import ProtocolError
 from rest_store.service.client.descriptions import service_info
 from rest_store.service.client.requests import parse
@@ -25,7 +25,10 @@ def read(message: pb.Tree) -> TokenTree:
 
 
 def packed(tokens: Any, parents: Any, depths: Any, counts: Any) -> bytes:
-    columns = [np.array(counts, np.int64), *(np.array(column, np.int32) for column in (tokens, parents, depths))]
+    columns = [
+        np.array(counts, np.int64),
+        *(np.array(column, np.int32) for column in (tokens, parents, depths)),
+    ]
     return b"".join(column.tobytes() for column in columns)
 
 
@@ -36,12 +39,22 @@ def packed(tokens: Any, parents: Any, depths: Any, counts: Any) -> bytes:
         ("nodes", pb.Tree(nodes=bytes(20 * 17), match_length=1, match_count=1)),
         ("match", pb.Tree(match_length=17, match_count=1)),
         ("match", pb.Tree(nodes=packed([1], [-1], [1], [1]))),
-        ("token ids", pb.Tree(nodes=packed([VOCABULARY], [-1], [1], [1]), match_length=1, match_count=1)),
-        ("parents", pb.Tree(nodes=packed([1, 2], [-1, -2], [1, 1], [1, 1]), match_length=1, match_count=1)),
+        (
+            "token ids",
+            pb.Tree(nodes=packed([VOCABULARY], [-1], [1], [1]), match_length=1, match_count=1),
+        ),
+        (
+            "parents",
+            pb.Tree(nodes=packed([1, 2], [-1, -2], [1, 1], [1, 1]), match_length=1, match_count=1),
+        ),
         ("depths", pb.Tree(nodes=packed([1], [-1], [2], [1]), match_length=1, match_count=1)),
         (
             "depths",
-            pb.Tree(nodes=packed([1] * 11, range(-1, 10), range(1, 12), [1] * 11), match_length=1, match_count=1),
+            pb.Tree(
+                nodes=packed([1] * 11, range(-1, 10), range(1, 12), [1] * 11),
+                match_length=1,
+                match_count=1,
+            ),
         ),
         ("counts", pb.Tree(nodes=packed([1], [-1], [1], [0]), match_length=1, match_count=1)),
     ],
@@ -50,7 +63,12 @@ def test_each_fault_of_a_tree_is_named(what: str, tree: pb.Tree) -> None:
     refused(ProtocolError, lambda: read(tree), "peer", f"{what} of a draft tree")
 
 
-NODES = {"tokens": [1, 2, 3], "scores": [0.9, 0.5, 0.25], "parents": [-1, 0, -1], "origins": [1, 2, 4]}
+NODES = {
+    "tokens": [1, 2, 3],
+    "scores": [0.9, 0.5, 0.25],
+    "parents": [-1, 0, -1],
+    "origins": [1, 2, 4],
+}
 SWAPPED = bytes(range(256)).translate(bytes.maketrans(b"\1\2", b"\2\1"))
 
 
@@ -61,21 +79,23 @@ def session_nodes(**columns: Any) -> bytes:
 @pytest.mark.parametrize(
     ("what", "nodes", "limits"),
     [
-        ("nodes", session_nodes()[:-1], DraftLimits(3)),
-        ("nodes", session_nodes(), DraftLimits(2)),
-        ("token ids", session_nodes(tokens=[1, VOCABULARY, 3]), DraftLimits(3)),
-        ("token ids", session_nodes(tokens=[1, -1, 3]), DraftLimits(3)),
-        ("parents", session_nodes(parents=[0, 0, 0]), DraftLimits(3)),
-        ("parents", session_nodes(parents=[-1, 2, -1]), DraftLimits(3)),
-        ("parents", session_nodes(parents=[-2, 0, 0]), DraftLimits(3)),
-        ("parents", session_nodes(), DraftLimits(3, is_chain=True)),
-        ("scores", session_nodes(scores=[0.5, float("nan"), 0.5]), DraftLimits(3)),
-        ("scores", session_nodes(scores=[1.5, 0.5, 0.5]), DraftLimits(3)),
-        ("scores", session_nodes(scores=[0.5, 0.75, 0.5]), DraftLimits(3)),
-        ("scores", session_nodes(scores=[0.5, -0.5, 0.5]), DraftLimits(3)),
+        ("nodes", session_nodes()[:-1], DraftOptions(3)),
+        ("nodes", session_nodes(), DraftOptions(2)),
+        ("token ids", session_nodes(tokens=[1, VOCABULARY, 3]), DraftOptions(3)),
+        ("token ids", session_nodes(tokens=[1, -1, 3]), DraftOptions(3)),
+        ("parents", session_nodes(parents=[0, 0, 0]), DraftOptions(3)),
+        ("parents", session_nodes(parents=[-1, 2, -1]), DraftOptions(3)),
+        ("parents", session_nodes(parents=[-2, 0, 0]), DraftOptions(3)),
+        ("parents", session_nodes(), DraftOptions(3, is_chain=True)),
+        ("scores", session_nodes(scores=[0.5, float("nan"), 0.5]), DraftOptions(3)),
+        ("scores", session_nodes(scores=[1.5, 0.5, 0.5]), DraftOptions(3)),
+        ("scores", session_nodes(scores=[0.5, 0.75, 0.5]), DraftOptions(3)),
+        ("scores", session_nodes(scores=[0.5, -0.5, 0.5]), DraftOptions(3)),
     ],
 )
-def test_each_fault_of_a_tree_of_a_session_is_named(what: str, nodes: bytes, limits: DraftLimits) -> None:
+def test_each_fault_of_a_tree_of_a_session_is_named(
+    what: str, nodes: bytes, limits: DraftOptions
+) -> None:
     refused(
         ProtocolError,
         lambda: read_session_tree(nodes, VOCABULARY, limits, SWAPPED, "peer"),
@@ -84,11 +104,17 @@ def test_each_fault_of_a_tree_of_a_session_is_named(what: str, nodes: bytes, lim
 
 
 def test_a_peer_that_says_ok_and_nothing_else_is_refused() -> None:
-    refused(ProtocolError, lambda: parse(pb.DraftResponse, None, "peer"), "peer: DraftResponse is no message")  # type: ignore[arg-type]
+    refused(
+        ProtocolError,
+        lambda: parse(pb.DraftResponse, None, "peer"),
+        "peer: DraftResponse is no message",
+    )  # type: ignore[arg-type]
 
 
 def description(**changes: Any) -> pb.DatastoreDescription:
-    tokenizer = pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64, vocabulary_size=9)
+    tokenizer = pb.TokenizerDescription(
+        name="t", fingerprint="sha256:" + "0" * 64, vocabulary_size=9
+    )
     return pb.DatastoreDescription(**({"name": "a", "tokenizer": tokenizer} | changes))
 
 
@@ -97,13 +123,24 @@ def description(**changes: Any) -> pb.DatastoreDescription:
     [
         [],
         [description(), description()],
-        [description(tokenizer=pb.TokenizerDescription(name="t", fingerprint="md5", vocabulary_size=9))],
-        [description(tokenizer=pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64))],
+        [
+            description(
+                tokenizer=pb.TokenizerDescription(name="t", fingerprint="md5", vocabulary_size=9)
+            )
+        ],
+        [
+            description(
+                tokenizer=pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64)
+            )
+        ],
         [description(built=2**62)],
     ],
 )
 def test_invalid_descriptions_are_refused(datastores: list[pb.DatastoreDescription]) -> None:
-    refused(ProtocolError, lambda: service_info(pb.DescribeResponse(datastores=datastores), (), None, "peer"))
+    refused(
+        ProtocolError,
+        lambda: service_info(pb.DescribeResponse(datastores=datastores), (), None, "peer"),
+    )
 
 
 def test_trees_of_parts_are_summed_by_path() -> None:
@@ -112,5 +149,7 @@ def test_trees_of_parts_are_summed_by_path() -> None:
     shorter = TokenTree([9], [-1], [99], match=SuffixMatch(1, 99))
     whole = sum_of_trees([one, shorter, other], 4)
     assert whole == TokenTree([1, 3, 2, 4], [-1, -1, 0, 1], [7, 7, 4, 4], match=SuffixMatch(2, 14))
-    assert sum_of_trees([one, other], 3) == TokenTree([1, 3, 2], [-1, -1, 0], [7, 7, 4], match=SuffixMatch(2, 14))
+    assert sum_of_trees([one, other], 3) == TokenTree(
+        [1, 3, 2], [-1, -1, 0], [7, 7, 4], match=SuffixMatch(2, 14)
+    )
     assert sum_of_trees([shorter, one], 2) is one

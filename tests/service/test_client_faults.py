@@ -1,4 +1,6 @@
-"""Whatever happens to the service, the caller gets a right answer or a named error, within its deadline."""
+"""Whatever happens to the service, the caller gets a right answer
+or a named error, within its deadline.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def answered(call: Any, attempts: int = 1000) -> Any:
     raise AssertionError("never answered")
 
 
-def test_a_dead_service_is_named_within_the_deadline_and_found_again(service: Service, store: Datastore) -> None:
+def test_a_dead_service_is_named_within_the_deadline_and_found_again(
+    service: Service, store: Datastore
+) -> None:
     with DatastoreClient(service.target, timeout=LATE) as client:
         client.info(timeout=PATIENCE)
         service.kill()

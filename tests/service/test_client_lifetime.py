@@ -1,4 +1,6 @@
-"""From the first call of a client to its end: what it opens, what a fork, pickling or closing does to it."""
+"""From the first call of a client to its end: what it opens, what a
+fork, pickling or closing does to it.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,19 @@ FORKED = """
 import os, sys
 import numpy as np
 from rest_store import DatastoreClient
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
 from rest_store.errors import ServiceUnavailableError
 used = DatastoreClient(sys.argv[1], timeout=60)
 used.draft([1])
 [member] = used.members(MemberSettings(True, None), lambda: np.array([1], np.int32))
 def step():
-    member.send(DraftLimits(8))
+    member.send(DraftOptions(8))
     return member.receive(None)
 step()
 if os.fork() == 0:
     forked = []
-    for call in (lambda: used.draft([1]), lambda: used.members(member._settings, member._text)[0].send(DraftLimits(8))):
+    for call in (lambda: used.draft([1]), lambda: used.members(member._settings, member._text)[0].send(DraftOptions(8))):
         try:
             call()
         except ServiceUnavailableError as error:
@@ -55,7 +57,11 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), len(used.draft([1])) > 0, len(ste
 
 def test_a_forked_process_is_told_to_make_its_own_client(service: Service) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORKED, service.target], capture_output=True, text=True, check=True, timeout=PATIENCE
+        [sys.executable, "-c", FORKED, service.target],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE,
     )
     assert done.stdout.split() == ["7", "True", "True"]
 
@@ -76,7 +82,9 @@ def held() -> Iterator[tuple[str, threading.Event]]:
     impostor.server.stop(None).wait(PATIENCE)
 
 
-def test_closing_a_client_ends_the_calls_of_other_threads(held: tuple[str, threading.Event]) -> None:
+def test_closing_a_client_ends_the_calls_of_other_threads(
+    held: tuple[str, threading.Event],
+) -> None:
     target, asked = held
     with DatastoreClient(target, timeout=PATIENCE) as client, ThreadPoolExecutor(1) as pool:
         client.info()

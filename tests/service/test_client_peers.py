@@ -11,12 +11,7 @@ from typing import Any
 
 import pytest
 
-from rest_store.errors import (
-    DeadlineError,
-    ProtocolError,
-    ServiceInternalError,
-    ServiceUnavailableError,
-)
+from rest_store.errors import DeadlineError, ProtocolError, ServiceError, ServiceUnavailableError
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.clients import LATE, SLACK, Impostor
@@ -26,7 +21,10 @@ from tests.shared.strategies import refused
 
 @contextlib.contextmanager
 def saying(data: bytes | None) -> Iterator[str]:
-    """A TCP server that sends `data` to every client and then nothing; None: it hangs up at once."""
+    """A TCP server that sends `data` to every client and then nothing.
+
+    None: it hangs up at once.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         kept: list[socket.socket] = []
 
@@ -50,18 +48,27 @@ def saying(data: bytes | None) -> Iterator[str]:
 
 # HTTP/2: an empty SETTINGS frame, and the first bytes of a frame that says it is longer.
 @pytest.mark.parametrize(
-    "data", [None, b"", b"HTTP/1.1 400 no\r\n\r\n", bytes(9) + b"x" * 99, b"\0\0\0\4\0\0\0\0\0" + b"\0\1\0\0\1"]
+    "data",
+    [
+        None,
+        b"",
+        b"HTTP/1.1 400 no\r\n\r\n",
+        bytes(9) + b"x" * 99,
+        b"\0\0\0\4\0\0\0\0\0" + b"\0\1\0\0\1",
+    ],
 )
 def test_a_peer_that_speaks_otherwise_or_half(data: bytes | None) -> None:
     with saying(data) as target, DatastoreClient(target, timeout=LATE) as client:
         for call in (lambda: client.draft([1]), lambda: client.info(timeout=LATE)):
             began = time.monotonic()
-            with pytest.raises((ServiceUnavailableError, DeadlineError, ServiceInternalError)):
+            with pytest.raises((ServiceUnavailableError, DeadlineError, ServiceError)):
                 call()
             assert time.monotonic() - began < LATE + SLACK
 
 
-BROKEN = pb.Tree(nodes=bytes(20), match_length=1, match_count=1)  # a node with the context's own place as parent
+BROKEN = pb.Tree(
+    nodes=bytes(20), match_length=1, match_count=1
+)  # a node with the context's own place as parent
 ASKING: dict[str, Any] = {
     "draft": lambda client: client.draft([1]),
     "match": lambda client: client.longest_suffix_match([1]),

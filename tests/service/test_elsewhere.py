@@ -1,4 +1,6 @@
-"""Copies and replicas of what a service has: `Fetch` and `Follow`, and services that do not keep to them."""
+"""Copies and replicas of what a service has: `Fetch` and `Follow`,
+and services that do not keep to them.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,13 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.fetch import fetch
 from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.errors import (
+    ArgumentError,
+    DatastoreFormatError,
     DeadlineError,
     FetchError,
-    LiveFormatError,
-    ManifestError,
     ProtocolError,
     RestStoreError,
     ServiceUnavailableError,
-    TargetError,
     TokenizerMismatchError,
     UnknownDatastoreError,
 )
@@ -65,10 +66,12 @@ def caught_up(changes: Iterator[Changes]) -> list[Changes]:
     return some
 
 
-# --- Copies -----------------------------------------------------------------------------------------------------------
+# --- Copies ---------------------------------------------------------------------------------------
 
 
-def test_a_copy_is_the_datastore_and_opens_without_the_service(directory: Path, tmp_path: Path) -> None:
+def test_a_copy_is_the_datastore_and_opens_without_the_service(
+    directory: Path, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     with running(f"a={directory}", unix=True) as service:
         for location in (f"{service.target}/a", service.target, f"{service.unix}#a"):
@@ -92,7 +95,11 @@ def test_a_file_is_read_from_any_byte_on(directory: Path, service: Service) -> N
         assert b"".join(files.read(name, offset)) == content[offset:]
     refused(FetchError, lambda: list(files.read(name, len(content) + 1)), "offset")
     for other in ("none", "../a", "/etc/passwd"):
-        refused(FetchError, lambda other=other: list(files.read(other, 0)), "is absent, expected one of its manifest")
+        refused(
+            FetchError,
+            lambda other=other: list(files.read(other, 0)),
+            "is absent, expected one of its manifest",
+        )
     files.close()
 
 
@@ -112,9 +119,9 @@ def test_a_copy_of_a_build_that_was_replaced_meanwhile_is_refused(tmp_path: Path
 @pytest.mark.parametrize(
     ("location", "error", "fragment"),
     [
-        ("{}/chat", LiveFormatError, "datastore 'chat' is live, expected a frozen one"),
+        ("{}/chat", DatastoreFormatError, "datastore 'chat' is live, expected a frozen one"),
         ("{}/none", UnknownDatastoreError, "name of a datastore is 'none'"),
-        ("{},{}/a", TargetError, "target"),
+        ("{},{}/a", ArgumentError, "target"),
     ],
 )
 def test_what_cannot_be_copied_is_named(
@@ -124,7 +131,7 @@ def test_what_cannot_be_copied_is_named(
     refused(error, lambda: Datastore.open(target, cache=tmp_path), fragment)
 
 
-# --- Changes ----------------------------------------------------------------------------------------------------------
+# --- Changes --------------------------------------------------------------------------------------
 
 
 def test_a_follower_gets_all_changes_and_then_new_ones(service: Service) -> None:
@@ -153,7 +160,9 @@ def test_a_follower_gets_all_changes_and_then_new_ones(service: Service) -> None
     resumed = caught_up(upstream.changes(sequence, new.datastore_id))
     assert resumed[0].first == sequence + 1
     assert caught_up(upstream.changes(sequence, "another"))[0].first == 1
-    assert next(upstream.changes(2**64 - 1, new.datastore_id)).first == 1, "a number that there never was"
+    assert next(upstream.changes(2**64 - 1, new.datastore_id)).first == 1, (
+        "a number that there never was"
+    )
     upstream.close()
     with pytest.raises(ServiceUnavailableError):
         list(changes)
@@ -199,7 +208,10 @@ def test_followers_that_do_not_read_cost_the_service_a_message_each(tmp_path: Pa
     with LiveDatastore.open(tmp_path / "chat", tokenizer=identity(300)) as live:
         live.add([chance.integers(0, 300, 500) for _ in range(30_000)])  # 30 MB
         live.compact()
-    with running(options=["--live", str(tmp_path / "chat")]) as service, contextlib.ExitStack() as stack:
+    with (
+        running(options=["--live", str(tmp_path / "chat")]) as service,
+        contextlib.ExitStack() as stack,
+    ):
         before = service.resident_bytes()
         for _ in range(8):
             call = stack.enter_context(service.channel()).unary_stream(PREFIX + "Follow")(b"")
@@ -226,7 +238,11 @@ def test_a_service_that_ends_lets_followers_go(tmp_path: Path) -> None:
         ("Follow", bytes(1 << 20), "MESSAGE_SIZE"),
         ("Follow", pb.FollowRequest(datastore="none"), "UNKNOWN_DATASTORE"),
         ("Follow", pb.FollowRequest(datastore="a"), "WRONG_KIND"),
-        ("Follow", pb.FollowRequest(datastore="chat", tokenizer_fingerprint="sha256:1"), "TOKENIZER_MISMATCH"),
+        (
+            "Follow",
+            pb.FollowRequest(datastore="chat", tokenizer_fingerprint="sha256:1"),
+            "TOKENIZER_MISMATCH",
+        ),
         ("Fetch", b"\xff", "CONTEXT_TYPE"),
         ("Fetch", pb.FetchRequest(datastore="a", file="\0" * 9_000), "NO_SUCH_FILE"),
         ("Fetch", pb.FetchRequest(datastore="a", build="\n" * 9_000), "NO_SUCH_FILE"),
@@ -244,16 +260,20 @@ def test_each_bad_request_has_its_status(
         assert reason_of(caught.value) == reason
 
 
-# --- Services that lie ------------------------------------------------------------------------------------------------
+# --- Services that lie ----------------------------------------------------------------------------
 
 
 def message_of(changes: pb.Changes, checksum: int | None = None) -> bytes:
     data = changes.SerializeToString()
-    return pb.FollowResponse(changes=data, checksum=checksum or zlib.crc32(data)).SerializeToString()
+    return pb.FollowResponse(
+        changes=data, checksum=checksum or zlib.crc32(data)
+    ).SerializeToString()
 
 
 def added(number: int, symbols: bytes = b"\0\1\0\2") -> pb.Changes:
-    document = pb.AddedDocument(number=number, digest=number.to_bytes(16, "big"), added=1.0, symbols=symbols)
+    document = pb.AddedDocument(
+        number=number, digest=number.to_bytes(16, "big"), added=1.0, symbols=symbols
+    )
     return pb.Changes(datastore_id="x", first=number, last=number, head=number, added=[document])
 
 
@@ -270,7 +290,9 @@ LIES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_replica_of_a_service_that_lies_keeps_what_it_has_and_says_why(lie: str, tmp_path: Path) -> None:
+def test_a_replica_of_a_service_that_lies_keeps_what_it_has_and_says_why(
+    lie: str, tmp_path: Path
+) -> None:
     sent, fragment = LIES[lie]
     liar = Impostor(Follow=[message_of(added(1)), *filter(None, [sent])])
     with LiveDatastore.open(f"{liar.target}/chat", cache=tmp_path) as replica:
@@ -288,7 +310,7 @@ def test_pieces_that_cannot_be_are_named(tmp_path: Path) -> None:
     for sent, error, fragment in (
         ([sound, broken], ProtocolError, "checksum"),
         ([b"\xff"], ProtocolError, "malformed"),
-        ([endless] * 999, ManifestError, "size is more than"),
+        ([endless] * 999, DatastoreFormatError, "size is more than"),
     ):
         liar = Impostor(Fetch=sent)
         files = ServiceFiles(f"{liar.target}/a")
@@ -297,7 +319,9 @@ def test_pieces_that_cannot_be_are_named(tmp_path: Path) -> None:
         liar.server.stop(None)
 
 
-def test_a_service_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_says_nothing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(elsewhere, "_STREAM_SECONDS", LATE)
     ended = threading.Event()
 
@@ -307,7 +331,9 @@ def test_a_service_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: py
             yield from ()
 
     silent = Impostor(Fetch=Silence(), Follow=Silence())
-    failed(DeadlineError, lambda: Datastore.open(f"{silent.target}/a", cache=tmp_path), silent.target)
+    failed(
+        DeadlineError, lambda: Datastore.open(f"{silent.target}/a", cache=tmp_path), silent.target
+    )
     with LiveDatastore.open(f"{silent.target}/chat", cache=tmp_path) as replica:
         until(lambda: "did not answer before the deadline" in str(replica.info().failure))
     ended.set()
@@ -323,15 +349,25 @@ def test_without_a_name_a_location_is_the_only_datastore_of_its_kind(tmp_path: P
         with Datastore.open(service.target, cache=tmp_path) as copy:
             assert copy.vocabulary_size == 302
     with running(f"a={frozen}", f"b={frozen}") as service:
-        refused(LiveFormatError, lambda: ServiceUpstream(service.target).tokenizer, "frozen, expected a live one")
+        refused(
+            DatastoreFormatError,
+            lambda: ServiceUpstream(service.target).tokenizer,
+            "frozen, expected a live one",
+        )
 
 
 def test_a_frozen_datastore_or_another_tokenizer_is_not_followed(service: Service) -> None:
     upstream = ServiceUpstream(f"{service.target}/a")
-    refused(LiveFormatError, lambda: upstream.tokenizer, "datastore 'a' is frozen, expected a live one")
+    refused(
+        DatastoreFormatError,
+        lambda: upstream.tokenizer,
+        "datastore 'a' is frozen, expected a live one",
+    )
     liar = Impostor(vocabulary_size=301)
     upstream = ServiceUpstream(f"{liar.target}/chat")
     assert upstream.tokenizer.vocabulary_size == 301
-    upstream._part.preferred = upstream_of(service)._part.preferred  # another one answers at that address by now
+    upstream._part.preferred = upstream_of(
+        service
+    )._part.preferred  # another one answers at that address by now
     refused(TokenizerMismatchError, lambda: next(upstream.changes(0, "")), "tokenizer")
     liar.server.stop(None)

@@ -10,14 +10,23 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import error_details_pb2, status_pb2
 
 from rest_store import errors
-from rest_store.errors import MessageOrderError
-from rest_store.service.errors import DETAILS_KEY, DOMAIN, STATUSES, Status, error_of_call, status_of
+from rest_store.errors import ProtocolError
+from rest_store.service.errors import (
+    DETAILS_KEY,
+    DOMAIN,
+    STATUSES,
+    Status,
+    error_of_call,
+    status_of,
+)
 from tests.service.test_proto import ROOT
 
 PROTOCOL = ROOT / "docs/reference/protocol.md"
 
 
-def error_of(target: str, code: str, details: str, metadata: object = None) -> errors.RestStoreError:
+def error_of(
+    target: str, code: str, details: str, metadata: object = None
+) -> errors.RestStoreError:
     """Our error for a call that failed so."""
     status = SimpleNamespace(code=lambda: SimpleNamespace(name=code), details=lambda: details)
     status.trailing_metadata = lambda: metadata
@@ -41,16 +50,26 @@ def test_a_row_leads_from_error_to_reason_and_back(status: Status) -> None:
 
 
 def test_a_message_out_of_order_is_a_value_error() -> None:
-    raised = error_of("served:1", "FAILED_PRECONDITION", "a second opening", metadata_of("MESSAGE_ORDER"))
-    assert type(raised) is MessageOrderError
+    raised = error_of(
+        "served:1", "FAILED_PRECONDITION", "a second opening", metadata_of("MESSAGE_ORDER")
+    )
+    assert type(raised) is ProtocolError
     assert isinstance(raised, ValueError)
 
 
 @pytest.mark.parametrize(
     "metadata",
-    [None, [], metadata_of("SOMETHING_NEWER"), metadata_of("LIMIT", domain="another"), [(DETAILS_KEY, b"\xff")]],
+    [
+        None,
+        [],
+        metadata_of("SOMETHING_NEWER"),
+        metadata_of("LIMIT", domain="another"),
+        [(DETAILS_KEY, b"\xff")],
+    ],
 )
-def test_without_a_reason_of_ours_the_status_decides(metadata: list[tuple[str, bytes]] | None) -> None:
+def test_without_a_reason_of_ours_the_status_decides(
+    metadata: list[tuple[str, bytes]] | None,
+) -> None:
     raised = error_of("served:1", "UNAVAILABLE", "gone", metadata)
     assert type(raised) is errors.ServiceUnavailableError
     assert str(raised) == "served:1: service is unreachable (gone)"
@@ -58,8 +77,16 @@ def test_without_a_reason_of_ours_the_status_decides(metadata: list[tuple[str, b
 
 @pytest.mark.skipif(not PROTOCOL.exists(), reason="an installed package without its documentation")
 def test_the_protocol_says_what_each_reason_means() -> None:
-    rows = [line.split("|") for line in PROTOCOL.read_text("utf-8").splitlines() if line.startswith("| `")]
-    said = {reason.strip("` "): cells[2] for cells in rows for reason in cells[1].replace(", or none", "").split(",")}
+    rows = [
+        line.split("|")
+        for line in PROTOCOL.read_text("utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    said = {
+        reason.strip("` "): cells[2]
+        for cells in rows
+        for reason in cells[1].replace(", or none", "").split(",")
+    }
     for status in STATUSES:
         assert f"`{status.code}`" in said[status.reason]
 
@@ -69,16 +96,22 @@ def test_the_protocol_says_what_each_reason_means() -> None:
     [
         ("CANCELLED", "CANCELLED", errors.OverloadedError),
         ("CANCELLED", "Stream removed (Channel closed!)", errors.ServiceUnavailableError),
-        ("RESOURCE_EXHAUSTED", "Received message larger than max (9 vs. 8)", errors.MessageSizeError),
+        (
+            "RESOURCE_EXHAUSTED",
+            "Received message larger than max (9 vs. 8)",
+            errors.MessageSizeError,
+        ),
         ("RESOURCE_EXHAUSTED", "too many pings", errors.OverloadedError),
         ("UNAVAILABLE", "connection refused", errors.ServiceUnavailableError),
         ("DEADLINE_EXCEEDED", "Deadline Exceeded", errors.DeadlineError),
         ("UNAUTHENTICATED", "", errors.AuthenticationError),
-        ("UNKNOWN", "Stream removed", errors.ServiceInternalError),
+        ("UNKNOWN", "Stream removed", errors.ServiceError),
         ("UNIMPLEMENTED", "Method not found!", errors.ProtocolError),
     ],
 )
-def test_statuses_that_are_not_ours(code: str, details: str, error: type[errors.RestStoreError]) -> None:
+def test_statuses_that_are_not_ours(
+    code: str, details: str, error: type[errors.RestStoreError]
+) -> None:
     raised = error_of("served:1", code, details)
     assert type(raised) is error
     assert str(raised).startswith("served:1: ")

@@ -1,4 +1,6 @@
-"""A service and its replicas, of which any may be killed at any time: in the end all have the same documents."""
+"""A service and its replicas, of which any may be killed at any
+time: in the end all have the same documents.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ Documents = list[tuple[str, list[int], str, int, float]]  # namespace, tokens, g
 def replica(location: str, cache: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that follows the service until it is killed."""
     command = [sys.executable, "-c", REPLICA, location, str(cache)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -52,9 +56,15 @@ def documents_of(live: LiveDatastore) -> Documents:
 
 
 def change(
-    client: DatastoreClient, chance: random.Random, present: dict[str, list[int]], gone: list[list[int]]
+    client: DatastoreClient,
+    chance: random.Random,
+    present: dict[str, list[int]],
+    gone: list[list[int]],
 ) -> None:
-    """Add or delete some documents, and keep what was acknowledged; a text occurs in one document alone."""
+    """Add or delete some documents, and keep what was acknowledged.
+
+    A text occurs in one document alone.
+    """
     if present and chance.random() < 0.3:
         ids = chance.sample(sorted(present), chance.randrange(1, 1 + min(5, len(present))))
         texts = [present.pop(id) for id in ids]
@@ -62,7 +72,9 @@ def change(
         gone += texts
     else:
         texts = [[*uuid4().bytes] * chance.randrange(1, 20) for _ in range(chance.randrange(1, 6))]
-        ids = client.add(texts, group=chance.choice(["", "g"]), epoch=chance.randrange(3), timeout=2.0)
+        ids = client.add(
+            texts, group=chance.choice(["", "g"]), epoch=chance.randrange(3), timeout=2.0
+        )
         present |= zip(ids, texts, strict=True)
         client.add([[*uuid4().bytes]], namespace="tenant", timeout=2.0)
 

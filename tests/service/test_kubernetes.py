@@ -1,4 +1,6 @@
-"""The manifests of deploy/kubernetes: that Kubernetes knows them, that they agree, and the command in them."""
+"""The manifests of deploy/kubernetes: that Kubernetes knows them,
+that they agree, and the command in them.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,18 @@ from tests.shared.pages import ROOT
 MANIFESTS = ROOT / "deploy/kubernetes"
 PROGRAM = "/opt/rest-store/bin/rest-store"
 
-pytestmark = pytest.mark.skipif(not MANIFESTS.exists(), reason="an installed package without its deployment")
+pytestmark = pytest.mark.skipif(
+    not MANIFESTS.exists(), reason="an installed package without its deployment"
+)
 
 
 @pytest.fixture(scope="module")
 def kinds() -> dict[str, dict[str, Any]]:
     """The objects by kind, of which there is one each."""
     objects = [
-        one for path in sorted(MANIFESTS.glob("*.yaml")) for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+        one
+        for path in sorted(MANIFESTS.glob("*.yaml"))
+        for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))
     ]
     assert {(one["apiVersion"], one["kind"]) for one in objects} == {
         ("apps/v1", "StatefulSet"),
@@ -48,7 +54,10 @@ def parts_in(container: dict[str, Any]) -> int:
 
 
 def options_of(container: dict[str, Any], ordinal: int) -> dict[str, Any]:
-    """What `rest-store serve` is told in the pod of an ordinal; fails where it would refuse an option."""
+    """What `rest-store serve` is told in the pod of an ordinal.
+
+    Fails where it would refuse an option.
+    """
     shell, flag, line = container["command"]
     assert line.startswith(f"exec {PROGRAM} serve ")
     printed = subprocess.run(
@@ -74,17 +83,22 @@ def test_each_part_has_its_replicas(kinds: dict[str, Any], container: dict[str, 
     assert number == 2 * parts
 
 
-def test_clients_find_every_pod_in_its_part(kinds: dict[str, Any], container: dict[str, Any]) -> None:
+def test_clients_find_every_pod_in_its_part(
+    kinds: dict[str, Any], container: dict[str, Any]
+) -> None:
     name, service = kinds["StatefulSet"]["metadata"]["name"], kinds["Service"]["metadata"]["name"]
     (port,) = (one["port"] for one in kinds["Service"]["spec"]["ports"] if one["name"] == "grpc")
     number, parts = kinds["StatefulSet"]["spec"]["replicas"], parts_in(container)
     assert target_groups(kinds["ConfigMap"]["data"]["target"]) == [
-        [f"{name}-{ordinal}.{service}:{port}" for ordinal in range(part, number, parts)] for part in range(parts)
+        [f"{name}-{ordinal}.{service}:{port}" for ordinal in range(part, number, parts)]
+        for part in range(parts)
     ]
 
 
 def test_the_objects_select_the_same_pods(kinds: dict[str, Any]) -> None:
-    stateful, service, budget = (kinds[kind]["spec"] for kind in ("StatefulSet", "Service", "PodDisruptionBudget"))
+    stateful, service, budget = (
+        kinds[kind]["spec"] for kind in ("StatefulSet", "Service", "PodDisruptionBudget")
+    )
     labels = stateful["template"]["metadata"]["labels"]
     assert stateful["selector"]["matchLabels"] == labels
     assert service["selector"] == budget["selector"]["matchLabels"] == labels
@@ -95,7 +109,9 @@ def test_the_objects_select_the_same_pods(kinds: dict[str, Any]) -> None:
     assert budget["maxUnavailable"] == 1
 
 
-def test_probes_and_services_reach_what_is_listened_on(kinds: dict[str, Any], container: dict[str, Any]) -> None:
+def test_probes_and_services_reach_what_is_listened_on(
+    kinds: dict[str, Any], container: dict[str, Any]
+) -> None:
     options = options_of(container, 0)
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     assert options["listen"] == (f"0.0.0.0:{ports['grpc']}",)
@@ -108,7 +124,9 @@ def test_probes_and_services_reach_what_is_listened_on(kinds: dict[str, Any], co
     assert options["drain_seconds"] < grace
 
 
-def test_files_come_from_volumes_that_are_read_only(kinds: dict[str, Any], container: dict[str, Any]) -> None:
+def test_files_come_from_volumes_that_are_read_only(
+    kinds: dict[str, Any], container: dict[str, Any]
+) -> None:
     pod = kinds["StatefulSet"]["spec"]["template"]["spec"]
     mounts = {one["name"]: one for one in container["volumeMounts"]}
     assert {one["name"] for one in pod["volumes"]} == set(mounts)
@@ -120,17 +138,23 @@ def test_files_come_from_volumes_that_are_read_only(kinds: dict[str, Any], conta
     assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
-def test_the_image_is_that_of_the_dockerfile(kinds: dict[str, Any], container: dict[str, Any]) -> None:
+def test_the_image_is_that_of_the_dockerfile(
+    kinds: dict[str, Any], container: dict[str, Any]
+) -> None:
     dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
     assert f'ENTRYPOINT ["{PROGRAM}", "serve"]' in dockerfile
     pod = kinds["StatefulSet"]["spec"]["template"]["spec"]
     assert f"USER {pod['securityContext']['runAsUser']}\n" in dockerfile
-    assert f'version = "{container["image"].partition(":")[2]}"' in (ROOT / "pyproject.toml").read_text("utf-8")
+    assert f'version = "{container["image"].partition(":")[2]}"' in (
+        ROOT / "pyproject.toml"
+    ).read_text("utf-8")
 
 
 @pytest.mark.parametrize("version", ["1.28", kubernetes_validate.latest_version()])
 def test_a_live_datastore_has_one_pod_and_a_volume_of_its_own(version: str) -> None:
-    service, stateful = yaml.safe_load_all((MANIFESTS / "live/live.yaml").read_text(encoding="utf-8"))
+    service, stateful = yaml.safe_load_all(
+        (MANIFESTS / "live/live.yaml").read_text(encoding="utf-8")
+    )
     for one in (service, stateful):
         kubernetes_validate.validate(one, version, strict=True)
     (claim,) = stateful["spec"]["volumeClaimTemplates"]
@@ -140,7 +164,9 @@ def test_a_live_datastore_has_one_pod_and_a_volume_of_its_own(version: str) -> N
     assert service["spec"]["selector"] == stateful["spec"]["template"]["metadata"]["labels"]
     assert container["command"][:2] == [PROGRAM, "serve"]
     options = serve.make_context("serve", container["command"][2:]).params
-    assert [name for name, mount in mounts.items() if not mount.get("readOnly")] == [claim["metadata"]["name"]]
+    assert [name for name, mount in mounts.items() if not mount.get("readOnly")] == [
+        claim["metadata"]["name"]
+    ]
     (place,) = options["live"]
     assert Path(place.partition("=")[2]).parent == Path(mounts["live"]["mountPath"])
     assert Path(options["datastores"][0]).parent == Path(mounts["datastores"]["mountPath"])

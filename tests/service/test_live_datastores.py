@@ -1,4 +1,6 @@
-"""Live datastores behind a service: what clients add is there for all of them, and still there after a kill."""
+"""Live datastores behind a service: what clients add is there for
+all of them, and still there after a kill.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,23 @@ def phrase(length: int = 8) -> list[int]:
 @KINDS
 def test_what_is_added_is_there_for_everyone_when_add_returns(kind: Any, service: Service) -> None:
     first, second = phrase(), phrase()
-    with connected(kind, service.target) as one, connected(kind, service.target, datastore="chat") as other:
-        ids = one.add([first, np.array(second, np.uint16)])  # the only live one of those that it asks
+    with (
+        connected(kind, service.target) as one,
+        connected(kind, service.target, datastore="chat") as other,
+    ):
+        ids = one.add(
+            [first, np.array(second, np.uint16)]
+        )  # the only live one of those that it asks
         assert len(set(ids)) == 2
         assert [other.count(tokens) for tokens in (first, second)] == [1, 1]
         assert other.draft(first[:3]).longest_path(first[3:]).tolist() == list(range(5))
         assert (ids.added, ids.duplicates) == (ids, [])
         again = one.add([first, [1], [2]], [ids[0], "new", "new"])  # as LiveDatastore.add says it
-        assert (again, again.added, again.duplicates) == ([ids[0], "new", "new"], ["new"], [ids[0], "new"])
+        assert (again, again.added, again.duplicates) == (
+            [ids[0], "new", "new"],
+            ["new"],
+            [ids[0], "new"],
+        )
         one.delete(["new"])
         assert other.count(first) == 1
         assert one.delete([ids[0], "never there"], datastore="chat") == 1
@@ -186,7 +197,9 @@ def test_a_new_one_has_the_tokenizer_of_the_built_ones(tmp_path: Path) -> None:
 def test_a_new_one_has_the_tokenizer_that_is_named(tmp_path: Path) -> None:
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     with (
-        running(options=["--live", str(tmp_path / "live"), "--live-tokenizer", str(tokenizer)]) as service,
+        running(
+            options=["--live", str(tmp_path / "live"), "--live-tokenizer", str(tokenizer)]
+        ) as service,
         DatastoreClient(service.target, timeout=PATIENCE) as client,
     ):
         client.add([[5, 6]])
@@ -210,14 +223,18 @@ def test_figures(service: Service, client: DatastoreClient) -> None:
 def test_a_full_disk_is_a_named_error_and_asking_goes_on(directory: Path, tmp_path: Path) -> None:
     kept, lost = phrase(), phrase() * 2000
     with (
-        running(f"a={directory}", options=["--live", f"chat={tmp_path / 'chat'}", METRICS]) as service,
+        running(
+            f"a={directory}", options=["--live", f"chat={tmp_path / 'chat'}", METRICS]
+        ) as service,
         DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
     ):
         client.add([kept])
         largest = max(file.stat().st_size for file in (tmp_path / "chat").iterdir())
         unlimited = resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (largest, unlimited[1]))
-        message = failed(StorageError, lambda: client.add([lost], ["x"]), "datastore 'chat'", "cannot be written")
+        message = failed(
+            StorageError, lambda: client.add([lost], ["x"]), "datastore 'chat'", "cannot be written"
+        )
         assert str(tmp_path) not in message
         failed(StorageError, lambda: client.add([lost, kept], ["x", "y"]))
         assert client.count(kept) == 1
@@ -229,7 +246,9 @@ def test_a_full_disk_is_a_named_error_and_asking_goes_on(directory: Path, tmp_pa
         assert sum("WARNING datastore chat: " in line for line in service.log) == 2
 
 
-def test_a_truncated_segment_is_a_named_error_until_a_restart(directory: Path, tmp_path: Path) -> None:
+def test_a_truncated_segment_is_a_named_error_until_a_restart(
+    directory: Path, tmp_path: Path
+) -> None:
     texts = [phrase(16) for _ in range(2000)]
     with LiveDatastore.open(tmp_path / "chat", tokenizer=identity(VOCABULARY)) as store:
         store.add(texts)
@@ -267,7 +286,9 @@ def test_what_cannot_be_opened_ends_the_start_with_one_line(
 ) -> None:
     with (
         LiveDatastore.open(tmp_path / "taken", tokenizer=identity(VOCABULARY)),
-        pytest.raises(RuntimeError, match=rf"status 1:\n.+ INFO opening .+ \(live\)\nError: .*{found}.*\n$"),
+        pytest.raises(
+            RuntimeError, match=rf"status 1:\n.+ INFO opening .+ \(live\)\nError: .*{found}.*\n$"
+        ),
         running(options=["--live", str(place(tmp_path, directory))]),
     ):
         pass

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from rest_store.errors import (
+    DatastoreFormatError,
     DocumentError,
-    LiveFormatError,
     OverloadedError,
-    TokenRangeError,
+    QueryError,
     UnknownDatastoreError,
 )
 from rest_store.live.added import AddedDocuments
@@ -33,14 +33,16 @@ from tests.shared.services import PATIENCE, Service, reason_of, running
 from tests.shared.strategies import identity, refused
 
 VOCABULARY = 300
-MOST_TOKENS = 4000
+MAX_TOKENS = 4000
 
 
 @pytest.fixture(scope="module")
 def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service with a frozen datastore "a" and a live one "chat", in which there is one document."""
+    """A service with a frozen datastore "a" and a live one
+    "chat", in which there is one document.
+    """
     live = tmp_path_factory.mktemp("live") / "chat"
-    with LiveDatastore.open(live, tokenizer=identity(VOCABULARY), max_tokens=MOST_TOKENS) as store:
+    with LiveDatastore.open(live, tokenizer=identity(VOCABULARY), max_tokens=MAX_TOKENS) as store:
         store.add([[1, 2, 3]], ["kept"])
     options = ["--live", str(live), "--max-contexts", "32"]
     with running(f"a={directory}", options=options) as service:
@@ -56,8 +58,16 @@ def addition(*documents: pb.Document, **fields: Any) -> pb.AddRequest:
 
 
 REFUSED = {
-    "unknown": (addition(document(), datastore="no"), "UNKNOWN_DATASTORE", "name of a datastore is 'no'"),
-    "frozen": (addition(document(), datastore="a"), "WRONG_KIND", "datastore 'a' is frozen, expected a live one"),
+    "unknown": (
+        addition(document(), datastore="no"),
+        "UNKNOWN_DATASTORE",
+        "name of a datastore is 'no'",
+    ),
+    "frozen": (
+        addition(document(), datastore="a"),
+        "WRONG_KIND",
+        "datastore 'a' is frozen, expected a live one",
+    ),
     "another tokenizer": (
         addition(document(), tokenizer_fingerprint="sha256:1"),
         "TOKENIZER_MISMATCH",
@@ -70,22 +80,56 @@ REFUSED = {
     ),
     "negative": (addition(document([2**32 - 1])), "TOKEN_RANGE", "token id in document 0 is -1"),
     "empty": (addition(document(), document([])), "DOCUMENT", "document 1 is empty"),
-    "cut off": (addition(pb.Document(tokens=b"\1\0\0\0\1", id="x")), "DOCUMENT", "document 0 is 5 bytes, expected"),
-    "too large to keep": (addition(document([1] * (MOST_TOKENS + 1))), "DOCUMENT", "document 0 is 4001 tokens"),
-    "too large a message": (addition(document([1] * 1_100_000)), "MESSAGE_SIZE", "request: size is 440"),
-    "too many": (addition(*[document()] * 33), "LIMIT", "number of documents is 33, expected at most 32"),
+    "cut off": (
+        addition(pb.Document(tokens=b"\1\0\0\0\1", id="x")),
+        "DOCUMENT",
+        "document 0 is 5 bytes, expected",
+    ),
+    "too large to keep": (
+        addition(document([1] * (MAX_TOKENS + 1))),
+        "DOCUMENT",
+        "document 0 is 4001 tokens",
+    ),
+    "too large a message": (
+        addition(document([1] * 1_100_000)),
+        "MESSAGE_SIZE",
+        "request: size is 440",
+    ),
+    "too many": (
+        addition(*[document()] * 33),
+        "LIMIT",
+        "number of documents is 33, expected at most 32",
+    ),
     "no id": (addition(document(id="")), "DOCUMENT", "add: an id is ''"),
     "long id": (addition(document(id="x" * 257)), "DOCUMENT", "an id is 'xxxx"),
     "id with NUL": (addition(document(id="x\0y")), "DOCUMENT", r"an id is 'x\x00y'"),
-    "delete in a frozen one": (pb.DeleteRequest(datastore="a", ids=["kept"]), "WRONG_KIND", "datastore 'a' is frozen"),
-    "delete no id": (pb.DeleteRequest(datastore="chat", ids=[""]), "DOCUMENT", "delete: an id is ''"),
-    "delete a long id": (pb.DeleteRequest(datastore="chat", ids=["x" * 10_000]), "DOCUMENT", "an id is 'xxxx"),
-    "delete too many": (pb.DeleteRequest(datastore="chat", ids=["kept"] * 33), "LIMIT", "number of ids is 33"),
+    "delete in a frozen one": (
+        pb.DeleteRequest(datastore="a", ids=["kept"]),
+        "WRONG_KIND",
+        "datastore 'a' is frozen",
+    ),
+    "delete no id": (
+        pb.DeleteRequest(datastore="chat", ids=[""]),
+        "DOCUMENT",
+        "delete: an id is ''",
+    ),
+    "delete a long id": (
+        pb.DeleteRequest(datastore="chat", ids=["x" * 10_000]),
+        "DOCUMENT",
+        "an id is 'xxxx",
+    ),
+    "delete too many": (
+        pb.DeleteRequest(datastore="chat", ids=["kept"] * 33),
+        "LIMIT",
+        "number of ids is 33",
+    ),
 }
 
 
 @pytest.mark.parametrize(("request_", "reason", "found"), REFUSED.values(), ids=REFUSED)
-def test_each_bad_request_has_its_status(request_: Any, reason: str, found: str, service: Service) -> None:
+def test_each_bad_request_has_its_status(
+    request_: Any, reason: str, found: str, service: Service
+) -> None:
     with service.stub() as stub:
         method = stub.Add if isinstance(request_, pb.AddRequest) else stub.Delete
         with pytest.raises(grpc.RpcError) as caught:
@@ -99,7 +143,10 @@ def test_each_bad_request_has_its_status(request_: Any, reason: str, found: str,
 def test_ids_of_no_document_are_passed_over(service: Service) -> None:
     with service.stub() as stub:
         for id in ("x" * 256, "\u00fc\U0001f600"):
-            assert stub.Delete(pb.DeleteRequest(datastore="chat", ids=[id]), timeout=PATIENCE).deleted == 0
+            assert (
+                stub.Delete(pb.DeleteRequest(datastore="chat", ids=[id]), timeout=PATIENCE).deleted
+                == 0
+            )
 
 
 BAD_DOCUMENTS: dict[str, tuple[Any, Any, str]] = {
@@ -109,9 +156,13 @@ BAD_DOCUMENTS: dict[str, tuple[Any, Any, str]] = {
     "2-D": ([[[1]]], DocumentError, "document 0 is 2-D int64"),
     "ragged": ([[1, [2]]], DocumentError, "document 0 is list"),
     "empty": ([[1], []], DocumentError, "document 1 is empty"),
-    "outside": ([[1], [2, VOCABULARY]], TokenRangeError, "token id in document 1 is 300"),
-    "negative": ([[-1]], TokenRangeError, "token id in document 0 is -1"),
-    "too large to keep": ([[1] * (MOST_TOKENS + 1)], DocumentError, "the size of document 0 is 4001 tokens"),
+    "outside": ([[1], [2, VOCABULARY]], QueryError, "token id in document 1 is 300"),
+    "negative": ([[-1]], QueryError, "token id in document 0 is -1"),
+    "too large to keep": (
+        [[1] * (MAX_TOKENS + 1)],
+        DocumentError,
+        "the size of document 0 is 4001 tokens",
+    ),
 }
 BAD_IDS: dict[str, tuple[Any, str]] = {
     "too few": ([], "number of ids is 0, expected 1"),
@@ -136,7 +187,7 @@ def test_what_clients_refuse(kind: Any, service: Service) -> None:
             if len(ids) != 2 and ids != []:
                 refused(DocumentError, lambda ids=ids: client.delete(ids), found)
         for name, error, found in (
-            ("a", LiveFormatError, "datastore 'a' is frozen"),
+            ("a", DatastoreFormatError, "datastore 'a' is frozen"),
             ("no", UnknownDatastoreError, "name of a datastore is 'no'"),
             ("", UnknownDatastoreError, "datastore to write to is ''"),
             (5, UnknownDatastoreError, "datastore to write to is 5"),
@@ -149,7 +200,11 @@ def test_what_clients_refuse(kind: Any, service: Service) -> None:
 
 def test_a_client_of_frozen_datastores_has_to_name_a_live_one(service: Service) -> None:
     with DatastoreClient(service.target, datastore="a", timeout=PATIENCE) as client:
-        refused(LiveFormatError, lambda: client.add([[1]]), "datastore 'a' is frozen, expected a live one")
+        refused(
+            DatastoreFormatError,
+            lambda: client.add([[1]]),
+            "datastore 'a' is frozen, expected a live one",
+        )
         assert client.delete(client.add([[1]], datastore="chat"), datastore="chat") == 1
 
 
@@ -159,7 +214,11 @@ def removal(*ids: str) -> pb.DeleteRequest:
 
 @pytest.mark.parametrize(
     ("request_", "parts"),
-    [(addition(document([1] * 5000)), 1), (addition(*[document([1])] * 9), 9), (removal(*"abcdefgh"), 8)],
+    [
+        (addition(document([1] * 5000)), 1),
+        (addition(*[document([1])] * 9), 9),
+        (removal(*"abcdefgh"), 8),
+    ],
 )
 def test_what_waits_to_be_written_is_bounded(
     request_: Any, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -172,11 +231,13 @@ def test_what_waits_to_be_written_is_bounded(
         assert go_on.wait(PATIENCE)
         return result
 
-    monkeypatch.setattr(served.store, "add", lambda _, ids, **options: slowly(AddedDocuments(ids, set(ids))))
+    monkeypatch.setattr(
+        served.store, "add", lambda _, ids, **options: slowly(AddedDocuments(ids, set(ids)))
+    )
     monkeypatch.setattr(served.store, "delete", lambda ids, **options: slowly(len(ids)))
     request = request_.SerializeToString()
     least = len(request) + (1 + parts) * writes._PART_BYTES
-    monkeypatch.setattr(writes, "_MOST_BYTES", int(2.5 * least))
+    monkeypatch.setattr(writes, "_MAX_BYTES", int(2.5 * least))
     handlers = Writes(catalog, ServiceLimits())
     handle = handlers.add if isinstance(request_, pb.AddRequest) else handlers.delete
 

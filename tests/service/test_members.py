@@ -1,4 +1,6 @@
-"""Members of a draft session, which services run: their trees are those in process, and a failure costs steps."""
+"""Members of a draft session, which services run: their trees are
+those in process, and a failure costs steps.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -41,14 +43,14 @@ from tests.shared.sessions import Relay, Request, packed, sessions_of
 from tests.shared.strategies import refused
 
 TEXT = [1, 2, 3, 50, 60, 1, 2]
-MOST_TEXT = 2000
-STEP = DraftLimits(8)
+MAX_TEXT = 2000
+STEP = DraftOptions(8)
 
 
 @pytest.fixture(scope="module")
 def steady(numbers: Path) -> Iterator[Service]:
     """A service that nothing happens to."""
-    options = ["--metrics=127.0.0.1:0", f"--max-session-tokens={MOST_TEXT}"]
+    options = ["--metrics=127.0.0.1:0", f"--max-session-tokens={MAX_TEXT}"]
     with running(f"one={numbers}", f"two={numbers}", options=options) as service:
         yield service
 
@@ -66,9 +68,11 @@ class Stepper:
     def __init__(self, client: DatastoreClient, text: list[int] = TEXT, **changes: Any) -> None:
         self.text = list(text)
         fields = {"learn": True, "tokenizer": None, "prompt_lookup": True}
-        [self.member] = client.members(MemberSettings(**(fields | changes)), lambda: np.array(self.text, np.int32))
+        [self.member] = client.members(
+            MemberSettings(**(fields | changes)), lambda: np.array(self.text, np.int32)
+        )
 
-    def step(self, limits: DraftLimits = STEP, timeout: float | None = None) -> TokenTree:
+    def step(self, limits: DraftOptions = STEP, timeout: float | None = None) -> TokenTree:
         self.member.send(limits)
         return self.member.receive(timeout)
 
@@ -80,7 +84,11 @@ class Stepper:
 
 @contextlib.contextmanager
 def stepping(*targets: str, timeout: float = PATIENCE, **options: Any) -> Iterator[Stepper]:
-    changes = {name: options.pop(name) for name in [*options] if name in MemberSettings.__dataclass_fields__}
+    changes = {
+        name: options.pop(name)
+        for name in [*options]
+        if name in MemberSettings.__dataclass_fields__
+    }
     text = options.pop("text", TEXT)
     with DatastoreClient(list(targets), timeout=timeout, **options) as client:
         client.info(timeout=PATIENCE)
@@ -94,28 +102,38 @@ def openings(relay: Relay) -> list[pb.SessionOpening]:
     return [request.open for request in requests if request.HasField("open")]
 
 
-# --- The trees --------------------------------------------------------------------------------------------------------
+# --- The trees ------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
 @given(data=st.data())
-def test_any_steps_give_the_trees_in_process(steady: Service, numbers: Path, data: st.DataObject) -> None:
-    text = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=12)) * data.draw(st.integers(1, 4))
+def test_any_steps_give_the_trees_in_process(
+    steady: Service, numbers: Path, data: st.DataObject
+) -> None:
+    text = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=12)) * data.draw(
+        st.integers(1, 4)
+    )
     names = data.draw(st.sampled_from([["one"], ["two", "one"]]))
     references = [np.array([*range(9), *text], np.int32)] * data.draw(st.integers(0, 2))
     budgets = st.sampled_from([1, 3, 16, 64])
     costs = st.sampled_from([[], [1.0, 1.1, 1.2], list(1 + 0.02 * np.arange(65))])
     stores = [Datastore.open(numbers) for _ in names]
     with (
-        DraftSession([*stores, PromptLookup(), RecycledLogits()], text, references=references) as here,
+        DraftSession(
+            [*stores, PromptLookup(), RecycledLogits()], text, references=references
+        ) as here,
         stepping(
-            steady.target, text=text, datastore=names, recycled_logits=uuid4().bytes, references=references
+            steady.target,
+            text=text,
+            datastore=names,
+            recycled_logits=uuid4().bytes,
+            references=references,
         ) as there,
     ):
         for token in data.draw(st.lists(st.integers(0, 9), max_size=6)):
             nodes, cost = data.draw(budgets), data.draw(costs)
             expected = here.draft(nodes, cost or None)
-            tree = there.step(DraftLimits(nodes, np.array(cost)))
+            tree = there.step(DraftOptions(nodes, np.array(cost)))
             assert tree.tokens.tolist() == expected.tokens.tolist()
             assert tree.parents.tolist() == expected.parents.tolist()
             assert tree.depths.tolist() == expected.depths.tolist()
@@ -125,7 +143,10 @@ def test_any_steps_give_the_trees_in_process(steady: Service, numbers: Path, dat
             assert tree.origins is not None
             assert expected.origins is not None
             of_stores = 2 ** len(stores) - 1
-            masks = [int(mask & of_stores > 0) | mask >> len(stores) << 1 for mask in expected.origins.tolist()]
+            masks = [
+                int(mask & of_stores > 0) | mask >> len(stores) << 1
+                for mask in expected.origins.tolist()
+            ]
             assert tree.origins.tolist() == masks
             rows = [[token, 7]] * (1 + len(tree)) if data.draw(st.booleans()) else None
             here.accept([token], [[5, 6]], node_top_k=rows)
@@ -134,21 +155,30 @@ def test_any_steps_give_the_trees_in_process(steady: Service, numbers: Path, dat
 
 def test_a_step_is_one_small_message(steady: Service) -> None:
     with Relay(steady.target) as relay:
-        with stepping(relay.target, text=TEXT * 100, recycled_logits=b"key", learn=False) as stepper:
+        with stepping(
+            relay.target, text=TEXT * 100, recycled_logits=b"key", learn=False
+        ) as stepper:
             for token in range(5):
-                stepper.step(DraftLimits(8, np.array([1.0, 1.1])))
+                stepper.step(DraftOptions(8, np.array([1.0, 1.1])))
                 stepper.accept(token)
-            stepper.step(DraftLimits(0))
+            stepper.step(DraftOptions(0))
             stepper.step()
         assert {name for name, _ in relay.received} == {"Describe", "DraftSession"}
         assert relay.tokens() == stepper.text
         ahead, first, *rest = [data for name, data in relay.received if name == "DraftSession"]
     assert not Request.FromString(ahead).HasField("draft")
     opening = Request.FromString(ahead).open
-    assert (opening.recycled_logits, opening.fixed_calibration, opening.prompt_lookup) == (b"key", True, True)
+    assert (opening.recycled_logits, opening.fixed_calibration, opening.prompt_lookup) == (
+        b"key",
+        True,
+        True,
+    )
     assert list(Request.FromString(first).draft.costs) == [1.0, 1.1]
     assert max(map(len, rest)) < 60
-    assert [Request.FromString(data).HasField("draft") for data in rest] == [True] * 4 + [False, True]
+    assert [Request.FromString(data).HasField("draft") for data in rest] == [True] * 4 + [
+        False,
+        True,
+    ]
 
 
 def test_without_the_text_only_its_end_is_sent(steady: Service) -> None:
@@ -164,17 +194,17 @@ def test_without_the_text_only_its_end_is_sent(steady: Service) -> None:
         assert not any(opening.references for opening in openings(relay))
 
 
-# --- What is refused --------------------------------------------------------------------------------------------------
+# --- What is refused ------------------------------------------------------------------------------
 
 
 def test_a_text_that_is_or_grows_too_long_is_named_and_not_sent(steady: Service) -> None:
-    with Relay(steady.target) as relay, stepping(relay.target, text=[1] * MOST_TEXT) as stepper:
+    with Relay(steady.target) as relay, stepping(relay.target, text=[1] * MAX_TEXT) as stepper:
         assert len(stepper.step()) > 0
         stepper.accept(1)
         with pytest.raises(ServiceError):
             stepper.step()
         for _ in range(2):
-            refused(MessageSizeError, stepper.step, f"{MOST_TEXT + 1}", f"at most {MOST_TEXT}")
+            refused(MessageSizeError, stepper.step, f"{MAX_TEXT + 1}", f"at most {MAX_TEXT}")
         assert len(openings(relay)) == 1
 
 
@@ -202,7 +232,7 @@ def test_a_service_that_takes_no_more_sessions_is_left_alone_for_a_while(numbers
         assert len(first.step()) > 0
 
 
-# --- What services do wrong -------------------------------------------------------------------------------------------
+# --- What services do wrong -----------------------------------------------------------------------
 
 
 WRONG = {
@@ -214,7 +244,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
-def test_a_wrong_answer_costs_a_step_and_the_next_one_is_taken(steady: Service, answer: bytes) -> None:
+def test_a_wrong_answer_costs_a_step_and_the_next_one_is_taken(
+    steady: Service, answer: bytes
+) -> None:
     def wrong(name: str, data: bytes) -> bytes:
         return answer if name == "DraftSession" else data
 
@@ -229,7 +261,9 @@ def test_a_wrong_answer_costs_a_step_and_the_next_one_is_taken(steady: Service, 
         assert len(stepper.step()) > 0, "at once: it has answered before"
 
 
-@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+@pytest.mark.parametrize(
+    "code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+)
 def test_any_status_is_a_service_error(steady: Service, code: grpc.StatusCode) -> None:
     """As from a proxy that ends streams after some time."""
     with Relay(steady.target) as relay, stepping(relay.target) as stepper:
@@ -241,7 +275,7 @@ def test_any_status_is_a_service_error(steady: Service, code: grpc.StatusCode) -
         until(lambda: not fails(stepper))
 
 
-def fails(stepper: Stepper, limits: DraftLimits = STEP) -> bool:
+def fails(stepper: Stepper, limits: DraftOptions = STEP) -> bool:
     """Take a step; whether it fails."""
     try:
         stepper.step(limits)
@@ -250,11 +284,13 @@ def fails(stepper: Stepper, limits: DraftLimits = STEP) -> bool:
     return False
 
 
-# --- Late and dead services -------------------------------------------------------------------------------------------
+# --- Late and dead services -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("later", [DraftLimits(1), DraftLimits(8, is_chain=True), DraftLimits(0)])
-def test_a_late_answer_is_skipped_and_nothing_is_lost(steady: Service, later: DraftLimits) -> None:
+@pytest.mark.parametrize(
+    "later", [DraftOptions(1), DraftOptions(8, is_chain=True), DraftOptions(0)]
+)
+def test_a_late_answer_is_skipped_and_nothing_is_lost(steady: Service, later: DraftOptions) -> None:
     go = threading.Event()
     go.set()
 
@@ -263,7 +299,11 @@ def test_a_late_answer_is_skipped_and_nothing_is_lost(steady: Service, later: Dr
             go.wait(PATIENCE)
         return data
 
-    with Relay(steady.target, held) as relay, stepping(relay.target) as stepper, stepping(steady.target) as like:
+    with (
+        Relay(steady.target, held) as relay,
+        stepping(relay.target) as stepper,
+        stepping(steady.target) as like,
+    ):
         for one in (stepper, like):
             one.step()
             one.accept(3)
@@ -271,7 +311,9 @@ def test_a_late_answer_is_skipped_and_nothing_is_lost(steady: Service, later: Dr
         stepper.member.send(STEP)
         failed(DeadlineError, lambda: stepper.member.receive(LATE), "did not answer")
         stepper.accept(1, node_top_k=[[1, 2]])
-        failed(DeadlineError, lambda: stepper.member.send(STEP), "has not answered an earlier step yet")
+        failed(
+            DeadlineError, lambda: stepper.member.send(STEP), "has not answered an earlier step yet"
+        )
         stepper.accept(2)
         like.step()
         like.accept(1)
@@ -283,8 +325,10 @@ def test_a_late_answer_is_skipped_and_nothing_is_lost(steady: Service, later: Dr
         assert len(openings(relay)) == 1
 
 
-def test_a_service_that_stays_silent_is_given_up(service: Service, steady: Service, monkeypatch: Any) -> None:
-    monkeypatch.setattr(member_module, "_MOST_LATE", 0.0)
+def test_a_service_that_stays_silent_is_given_up(
+    service: Service, steady: Service, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(member_module, "_MAX_LATENESS", 0.0)
     with stepping(service.target, steady.target, timeout=LATE, datastore="one") as stepper:
         until(lambda: not fails(stepper))
         service.pause()
@@ -295,8 +339,13 @@ def test_a_service_that_stays_silent_is_given_up(service: Service, steady: Servi
 
 
 @pytest.mark.parametrize("end", [Service.kill, Service.stop], ids=["killed", "drained"])
-def test_another_service_takes_over(service: Service, steady: Service, end: Callable[[Service], object]) -> None:
-    with Relay(steady.target) as relay, stepping(service.target, relay.target, datastore="one") as stepper:
+def test_another_service_takes_over(
+    service: Service, steady: Service, end: Callable[[Service], object]
+) -> None:
+    with (
+        Relay(steady.target) as relay,
+        stepping(service.target, relay.target, datastore="one") as stepper,
+    ):
         for token in (3, 1, 2):
             stepper.step()
             stepper.accept(token)
@@ -309,7 +358,10 @@ def test_another_service_takes_over(service: Service, steady: Service, end: Call
 
 def test_without_names_a_datastore_that_was_removed_costs_a_call(numbers: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
-    with DatastoreClient(address, timeout=PATIENCE) as client, DatastoreClient(address, timeout=PATIENCE) as other:
+    with (
+        DatastoreClient(address, timeout=PATIENCE) as client,
+        DatastoreClient(address, timeout=PATIENCE) as other,
+    ):
         with running(f"one={numbers}", f"two={numbers}", listen=[address]):
             stepper = Stepper(client)
             assert len(stepper.step()) > 0
@@ -336,7 +388,7 @@ def test_one_late_session_costs_others_nothing(steady: Service) -> None:
         assert client.count([1]) > 0
 
 
-# --- Many tokens, and the end -----------------------------------------------------------------------------------------
+# --- Many tokens, and the end ---------------------------------------------------------------------
 
 
 def test_many_calls_of_accept_without_a_step_send_the_text_again(steady: Service) -> None:

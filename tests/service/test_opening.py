@@ -14,7 +14,8 @@ from tests.shared.strategies import Corpus, identity, write_datastore
 
 
 @pytest.mark.parametrize(
-    "location", ["10.0.0.1:1/code", "unix:/run/socket#code", "s3://bucket/code", "10.0.0.1:1;10.0.0.1:2/code"]
+    "location",
+    ["10.0.0.1:1/code", "unix:/run/socket#code", "s3://bucket/code", "10.0.0.1:1;10.0.0.1:2/code"],
 )
 def test_a_location_that_names_its_datastore_is_the_name(location: str) -> None:
     assert name_of(location) == location

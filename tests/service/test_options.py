@@ -1,4 +1,6 @@
-"""The options of commands that call a service: the same everywhere, and no token on a command line."""
+"""The options of commands that call a service: the same
+everywhere, and no token on a command line.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def test_every_command_that_calls_a_service_has_the_same_options(name: str) -> N
     names = {str(parameter.name) for parameter in command.params}
     assert names >= ACCESS
     assert "token" not in names
-    texts = [parameter.get_help_record(context) for parameter in command.params if parameter.name in ACCESS]
+    texts = [
+        parameter.get_help_record(context)
+        for parameter in command.params
+        if parameter.name in ACCESS
+    ]
     info = main.get_command(context, "info")
     assert info is not None
     assert texts == [one.get_help_record(context) for one in info.params if one.name in ACCESS]
@@ -46,7 +52,13 @@ def test_a_secured_service_is_asked_by_query_and_info(
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("# for all\nsecret\n")
-    options = [*certificates.server, "--tls-client-ca", str(certificates.authority), "--token-file", str(tokens)]
+    options = [
+        *certificates.server,
+        "--tls-client-ca",
+        str(certificates.authority),
+        "--token-file",
+        str(tokens),
+    ]
     certificate, key = certificates.client
     tls = ["--tls-ca", certificates.authority, "--tls-cert", certificate, "--tls-key", key]
     with running(directory, options=options, listen=["127.0.0.2:0"]) as service:
@@ -59,11 +71,22 @@ def test_a_secured_service_is_asked_by_query_and_info(
             status, said = run(*named, "--token-file", tmp_path / "none")
             assert (status, "token file is unreadable" in said) == (1, True)
             status, said = run(*words, *tls, "--token-file", tokens, "--timeout", "1")
-            assert (status, "unreachable" in said) == (1, True)  # the certificate is not for 127.0.0.2
+            assert (status, "unreachable" in said) == (
+                1,
+                True,
+            )  # the certificate is not for 127.0.0.2
 
 
 def test_generate_names_a_wrong_token_file_before_it_loads_a_model(tmp_path: Path) -> None:
-    words = ["generate", "--model", tmp_path / "none", "--prompt", "x", "--datastore", "127.0.0.1:1"]
+    words = [
+        "generate",
+        "--model",
+        tmp_path / "none",
+        "--prompt",
+        "x",
+        "--datastore",
+        "127.0.0.1:1",
+    ]
     status, said = run(*words, "--token-file", tmp_path / "tokens")
     assert (status, "token file is unreadable" in said) == (1, True)
 
@@ -72,7 +95,9 @@ def test_generate_names_a_wrong_token_file_before_it_loads_a_model(tmp_path: Pat
     ("given", "tls"),
     [((False, None, None, None, None), None), ((True, None, None, None, None), Tls())],
 )
-def test_tls_is_as_it_was_asked_for(given: Any, tls: Tls | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_is_as_it_was_asked_for(
+    given: Any, tls: Tls | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("REST_STORE_TOKEN", raising=False)
     assert Access(None, *given).arguments() == {"token": None, "tls": tls}
 
@@ -81,16 +106,28 @@ def test_tls_is_as_it_was_asked_for(given: Any, tls: Tls | None, monkeypatch: py
     ("text", "elsewhere"),
     [
         *[("127.0.0.1:5", True), ("[::1]:5", True), ("unix:/x", True), ("a:1,b:1;a:2,b:2", True)],
-        *[("host:50051/code", True), ("unix:/x#code", True), ("s3://bucket/code", True), ("hf://datasets/a/b", True)],
+        *[
+            ("host:50051/code", True),
+            ("unix:/x#code", True),
+            ("s3://bucket/code", True),
+            ("hf://datasets/a/b", True),
+        ],
         *[("a.ds", False), ("a:b", False), ("x" * 5000 + ":5", True), ("x" * 5000, False)],
-        *[("\0:5", False), ("host:5/\0", False), ("host:5/\ud800", False), ("s3://bucket/\udc80", False)],
+        *[
+            ("\0:5", False),
+            ("host:5/\0", False),
+            ("host:5/\ud800", False),
+            ("s3://bucket/\udc80", False),
+        ],
     ],
 )
 def test_locations_are_told_from_directories(text: str, elsewhere: bool) -> None:
     assert is_remote(text) is elsewhere
 
 
-def test_a_directory_named_as_an_address_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_named_as_an_address_is_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("code:5").mkdir()
     assert not is_remote("code:5")
@@ -104,4 +141,7 @@ def test_whether_a_service_is_there_is_said_before_what_is_missing(directory: Pa
     with running(directory) as service:
         status, said = run("query", service.target, "--text", "a")
     assert status == 2
-    assert f"pass --tokenizer (its datastores have {identity(300).name}), or --tokens instead of --text" in said
+    assert (
+        f"pass --tokenizer (its datastores have {identity(300).name}), or --tokens instead of"
+        " --text" in said
+    )

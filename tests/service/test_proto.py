@@ -19,8 +19,18 @@ GENERATED = ["datastore_pb2.py", "datastore_pb2.pyi", "datastore_pb2_grpc.py"]
 def test_the_generated_code_is_that_of_the_definition(tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools", reason="of the extra dev, which pins it")
     options = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}", *options, str(DEFINITION)]
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
+        f"-I{ROOT / 'proto'}",
+        *options,
+        str(DEFINITION),
+    ]
     subprocess.run(command, check=True)
     for name in GENERATED:
-        made, committed = (tmp_path / "rest_store/v1" / name).read_text(), (ROOT / "rest_store/v1" / name).read_text()
+        made, committed = (
+            (tmp_path / "rest_store/v1" / name).read_text(),
+            (ROOT / "rest_store/v1" / name).read_text(),
+        )
         assert made == committed, f"rest_store/v1/{name} is behind its definition: run `make proto`"

@@ -1,4 +1,6 @@
-"""A proxy of the environment: nothing on this machine is reached through it, and messages about others name it."""
+"""A proxy of the environment: nothing on this machine is reached
+through it, and messages about others name it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def proxy() -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    store = write_datastore(tmp_path_factory.mktemp("datastores") / "one", Corpus(300, [[[5, 6, 7] * 20]]))
+    store = write_datastore(
+        tmp_path_factory.mktemp("datastores") / "one", Corpus(300, [[[5, 6, 7] * 20]])
+    )
     with running(store, listen=["127.0.0.1:0", "[::1]:0"], unix=True) as service:
         yield service
 
@@ -76,7 +80,9 @@ def test_services_of_this_machine_are_reached_without_it(
     assert proxy.asked == []
 
 
-def test_other_hosts_are_reached_through_it_and_messages_name_it(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_hosts_are_reached_through_it_and_messages_name_it(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("http_proxy", proxy.url)
     with DatastoreClient("service.invalid:50051", timeout=1.0) as client:
         said = failed(ServiceUnavailableError, lambda: client.count([5, 6]), "unreachable", "403")
@@ -91,14 +97,22 @@ def test_a_proxy_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         where = f"127.0.0.1:{closed.getsockname()[1]}"
     monkeypatch.setenv("grpc_proxy", f"http://{where}")
     with DatastoreClient("service.invalid:50051", timeout=1.0) as client:
-        failed(ServiceUnavailableError, lambda: client.count([5, 6]), f"through the proxy {where} (grpc_proxy)")
+        failed(
+            ServiceUnavailableError,
+            lambda: client.count([5, 6]),
+            f"through the proxy {where} (grpc_proxy)",
+        )
 
 
 @pytest.mark.parametrize(
     ("target", "environment", "proxy"),
     [
         ("a.example:1", {"http_proxy": "http://p:3128"}, "p:3128 (http_proxy)"),
-        ("a.example:1", {"https_proxy": "http://p:3128", "http_proxy": "http://q:1"}, "p:3128 (https_proxy)"),
+        (
+            "a.example:1",
+            {"https_proxy": "http://p:3128", "http_proxy": "http://q:1"},
+            "p:3128 (https_proxy)",
+        ),
         ("a.example:1", {"grpc_proxy": "", "http_proxy": "http://q:1"}, None),
         ("a.example:1", {"http_proxy": "http://user:word@[::2]:3128/"}, "[::2]:3128 (http_proxy)"),
         ("a.example:1", {"http_proxy": "https://p:3128"}, None),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.errors import LimitError
+from rest_store.errors import ArgumentError
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import ServiceLimits
@@ -31,7 +31,9 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     return Catalog([("one", directory), ("two", directory)])
 
 
-def answer(catalog: Catalog, method: str, request: pb.DraftRequest | pb.CountRequest) -> tuple[bytes, int]:
+def answer(
+    catalog: Catalog, method: str, request: pb.DraftRequest | pb.CountRequest
+) -> tuple[bytes, int]:
     """Answer a request; return the most bytes that this took, too."""
     data = request.SerializeToString()
     assert len(data) <= LIMITS.max_request_bytes
@@ -47,13 +49,25 @@ def answer(catalog: Catalog, method: str, request: pb.DraftRequest | pb.CountReq
 
 NAMES = pb.Selection(datastores=["one"] * 100_000)
 MANY_TOKENS = [299] * 190_000
-LARGE = pb.DraftLimits(max_nodes=1024)
+LARGE = pb.TreeLimits(max_nodes=1024)
 MANY_TREES = pb.DraftRequest(limits=LARGE, contexts=[pb.Context(tokens=[1])] * 103)
 HEAVY: dict[str, tuple[str, pb.DraftRequest | pb.CountRequest, str]] = {
-    "empty contexts": ("Draft", pb.DraftRequest(contexts=[pb.Context()] * 280_000), "times datastores, is 560000"),
-    "names": ("Draft", pb.DraftRequest(selection=NAMES), "datastores named is 100000, expected at most 2"),
+    "empty contexts": (
+        "Draft",
+        pb.DraftRequest(contexts=[pb.Context()] * 280_000),
+        "times datastores, is 560000",
+    ),
+    "names": (
+        "Draft",
+        pb.DraftRequest(selection=NAMES),
+        "datastores named is 100000, expected at most 2",
+    ),
     "names for counts": ("Count", pb.CountRequest(selection=NAMES), "datastores named is 100000"),
-    "a long sequence": ("Count", pb.CountRequest(tokens=MANY_TOKENS), "number of tokens is 190000, expected at most"),
+    "a long sequence": (
+        "Count",
+        pb.CountRequest(tokens=MANY_TOKENS),
+        "number of tokens is 190000, expected at most",
+    ),
     "large trees": ("Draft", MANY_TREES, "nodes of all trees is 210944, expected at most 209715"),
 }
 
@@ -65,7 +79,7 @@ def test_a_heavy_request_is_refused_by_its_numbers_alone(
     read: list[str] = []
     for name in ("draft_batch", "count"):
         monkeypatch.setattr(Datastore, name, lambda *_, _name=name, **__: read.append(_name))
-    assert len(refused(LimitError, lambda: answer(catalog, method, request_), what)) < 200
+    assert len(refused(ArgumentError, lambda: answer(catalog, method, request_), what)) < 200
     assert read == []
 
 
@@ -78,4 +92,6 @@ def test_the_largest_requests_that_are_allowed_are_answered(catalog: Catalog) ->
     for limits in (LIMITS, ServiceLimits(max_contexts=1), large):
         contexts = [pb.Context(tokens=[(1 << 32) - 1] * 64)] * limits.max_contexts
         assert pb.DraftRequest(contexts=contexts).ByteSize() < limits.max_request_bytes
-    assert answer(catalog, "Draft", pb.DraftRequest(limits=LARGE, contexts=[pb.Context(tokens=[1])] * 102))
+    assert answer(
+        catalog, "Draft", pb.DraftRequest(limits=LARGE, contexts=[pb.Context(tokens=[1])] * 102)
+    )

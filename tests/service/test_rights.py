@@ -34,12 +34,18 @@ def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("rights")
     (folder / "tokens").write_text(TOKENS)
     options = ["--live", str(folder / "chat"), "--token-file", str(folder / "tokens")]
-    with running(f"a={directory}", options=options, environment={"REST_STORE_TOKEN": "variable"}) as service:
+    with running(
+        f"a={directory}", options=options, environment={"REST_STORE_TOKEN": "variable"}
+    ) as service:
         yield service
 
 
-def client(service: Service, token: str, namespace: str = "", datastore: str = "chat") -> DatastoreClient:
-    return DatastoreClient(service.target, datastore=datastore, namespace=namespace, token=token, timeout=PATIENCE)
+def client(
+    service: Service, token: str, namespace: str = "", datastore: str = "chat"
+) -> DatastoreClient:
+    return DatastoreClient(
+        service.target, datastore=datastore, namespace=namespace, token=token, timeout=PATIENCE
+    )
 
 
 def test_a_line_is_a_token_and_what_it_allows(tmp_path: Path) -> None:
@@ -54,21 +60,30 @@ def test_a_line_is_a_token_and_what_it_allows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("token", ["reader", "variable"])
 def test_a_token_only_reads_unless_its_line_says_more(token: str, service: Service) -> None:
-    expected = "token is one that only reads, expected one whose line in the token file says `write`"
+    expected = (
+        "token is one that only reads, expected one whose line in the token file says `write`"
+    )
     with client(service, token, datastore="a") as reader:
         assert reader.draft([1]).tokens.tolist() == [2, 3]
         refused(PermissionDeniedError, lambda: reader.add([[1, 2]], datastore="chat"), expected)
         refused(PermissionDeniedError, lambda: reader.delete(["x"], datastore="chat"), expected)
     with service.stub() as stub, pytest.raises(grpc.RpcError) as caught:
-        stub.Add(pb.AddRequest(), metadata=bearer(token), timeout=PATIENCE)  # before anything is made of it
-    assert (caught.value.code().name, reason_of(caught.value)) == ("PERMISSION_DENIED", "PERMISSION_DENIED")
+        stub.Add(
+            pb.AddRequest(), metadata=bearer(token), timeout=PATIENCE
+        )  # before anything is made of it
+    assert (caught.value.code().name, reason_of(caught.value)) == (
+        "PERMISSION_DENIED",
+        "PERMISSION_DENIED",
+    )
 
 
 def test_a_token_reads_writes_and_follows_its_namespaces_alone(service: Service) -> None:
     def followed(token: str) -> tuple[str, set[str]]:
         """What the replica of a token takes the datastore for, and whose documents it gets."""
         some = caught_up(ServiceUpstream(f"{service.target}/chat", token).changes(0, ""))
-        return some[0].datastore_id, {document.namespace for changes in some for document in changes.added}
+        return some[0].datastore_id, {
+            document.namespace for changes in some for document in changes.added
+        }
 
     with (
         client(service, "writer", "one") as every,

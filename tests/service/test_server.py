@@ -1,4 +1,6 @@
-"""A real service answers as the datastores do that it serves, and refuses by name what it cannot answer."""
+"""A real service answers as the datastores do that it serves, and
+refuses by name what it cannot answer.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ ONE = pb.Selection(datastores=["one"])
 
 
 def draft(*tokens: list[int], selection: pb.Selection = ONE, **limits: int) -> pb.DraftRequest:
-    return pb.DraftRequest(selection=selection, contexts=contexts_of(*tokens), limits=pb.DraftLimits(**limits))
+    return pb.DraftRequest(
+        selection=selection, contexts=contexts_of(*tokens), limits=pb.TreeLimits(**limits)
+    )
 
 
 def count(*tokens: int) -> pb.CountRequest:
@@ -57,7 +61,9 @@ def ask(stub: Stub, request: Message) -> object:
 
 
 def chosen(*names: str, tokenizer: str = "") -> pb.DraftRequest:
-    return pb.DraftRequest(selection=pb.Selection(datastores=names, tokenizer_fingerprint=tokenizer))
+    return pb.DraftRequest(
+        selection=pb.Selection(datastores=names, tokenizer_fingerprint=tokenizer)
+    )
 
 
 REFUSED: list[tuple[str, str, Message]] = [
@@ -81,11 +87,15 @@ REFUSED: list[tuple[str, str, Message]] = [
 
 
 @pytest.mark.parametrize(("reason", "fragment", "request_"), REFUSED)
-def test_a_bad_request_is_refused_by_name(stub: Stub, reason: str, fragment: str, request_: Message) -> None:
+def test_a_bad_request_is_refused_by_name(
+    stub: Stub, reason: str, fragment: str, request_: Message
+) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         ask(stub, request_)
     assert reason_of(caught.value) == reason
-    assert caught.value.code().name == next(status.code for status in STATUSES if status.reason == reason)
+    assert caught.value.code().name == next(
+        status.code for status in STATUSES if status.reason == reason
+    )
     assert ", expected " in caught.value.details()
     assert fragment in caught.value.details()
 
@@ -120,9 +130,13 @@ def test_streams_beyond_the_limit_are_refused_at_once(service: Service) -> None:
 
 
 def test_work_beyond_the_limit_is_refused_at_once(pages: Path) -> None:
-    request = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=1024), contexts=contexts_of(*[[1]] * 200))
+    request = pb.DraftRequest(
+        limits=pb.TreeLimits(max_nodes=1024), contexts=contexts_of(*[[1]] * 200)
+    )
     with running(pages, options=["--max-in-flight", "2"]) as service, service.stub() as stub:
         calls = [stub.Draft.future(request, timeout=PATIENCE) for _ in range(60)]
-        reasons = [None if call.exception() is None else reason_of(call.exception()) for call in calls]
+        reasons = [
+            None if call.exception() is None else reason_of(call.exception()) for call in calls
+        ]
         assert set(reasons) == {None, "OVERLOADED"}
         assert len(stub.Draft(request).trees) == 200  # what was in flight has left

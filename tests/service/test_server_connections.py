@@ -1,4 +1,6 @@
-"""Connections that say nothing, too little or nonsense: they end, they are few, and others are answered meanwhile."""
+"""Connections that say nothing, too little or nonsense: they end,
+they are few, and others are answered meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,17 @@ from tests.shared.sessions import SessionTalk, opening, step
 
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
 OPENING = opening(1, 2, selection=pb.Selection())
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")  # and empty SETTINGS
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex(
+    "000000040000000000"
+)  # and empty SETTINGS
 
 
 def connected(stack: contextlib.ExitStack, target: str, number: int) -> list[socket.socket]:
     host, _, port = target.rpartition(":")
-    return [stack.enter_context(socket.create_connection((host, int(port)), PATIENCE)) for _ in range(number)]
+    return [
+        stack.enter_context(socket.create_connection((host, int(port)), PATIENCE))
+        for _ in range(number)
+    ]
 
 
 def until_closed_are(connections: list[socket.socket], number: int) -> None:
@@ -48,7 +55,9 @@ def until_closed_are(connections: list[socket.socket], number: int) -> None:
                 number -= 1
 
 
-def test_silent_connections_beyond_the_limit_are_closed_and_the_others_answered(directory: Path) -> None:
+def test_silent_connections_beyond_the_limit_are_closed_and_the_others_answered(
+    directory: Path,
+) -> None:
     options = ["--max-connections", "20", "--metrics", "127.0.0.1:0"]
     with running(directory, options=options, unix=True) as service, contextlib.ExitStack() as stack:
         first = stack.enter_context(service.stub())
@@ -83,7 +92,11 @@ def test_silent_connections_beyond_the_limit_are_closed_and_the_others_answered(
 def test_a_connection_without_life_is_ended(
     directory: Path, monkeypatch: pytest.MonkeyPatch, option: str, written: bytes
 ) -> None:
-    others = {"grpc.server_handshake_timeout_ms", "grpc.keepalive_time_ms", "grpc.max_connection_idle_ms"} - {option}
+    others = {
+        "grpc.server_handshake_timeout_ms",
+        "grpc.keepalive_time_ms",
+        "grpc.max_connection_idle_ms",
+    } - {option}
     channel_options = ServiceLimits.channel_options
 
     def changed(self: ServiceLimits) -> list[tuple[str, int]]:
@@ -109,12 +122,17 @@ def test_a_connection_without_life_is_ended(
 def test_health_checks_beyond_their_limit_are_refused_and_cost_nobody_else(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "_MOST_HEALTH_CHECKS", 3)
+    monkeypatch.setattr(calls, "_MAX_HEALTH_CHECKS", 3)
 
     async def run() -> None:
-        async with serving_here(directory) as (_, target), grpc.aio.insecure_channel(target) as channel:
+        async with (
+            serving_here(directory) as (_, target),
+            grpc.aio.insecure_channel(target) as channel,
+        ):
             health = health_pb2_grpc.HealthStub(channel)
-            watches = [health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE) for _ in range(3)]
+            watches = [
+                health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE) for _ in range(3)
+            ]
             for watch in watches:
                 assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
             with pytest.raises(grpc.RpcError) as caught:
@@ -134,7 +152,9 @@ def test_health_checks_beyond_their_limit_are_refused_and_cost_nobody_else(
 def test_workers_share_an_address_and_end_together(directory: Path) -> None:
     def workers(service: Service) -> list[int]:
         process = service.process.pid
-        return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text("ascii").split())]
+        return [
+            *map(int, Path(f"/proc/{process}/task/{process}/children").read_text("ascii").split())
+        ]
 
     def open_files(worker: int) -> int:
         return len([*Path(f"/proc/{worker}/fd").iterdir()])
@@ -146,9 +166,14 @@ def test_workers_share_an_address_and_end_together(directory: Path) -> None:
         with contextlib.ExitStack() as stack:  # each a connection, which one of the workers has
             stubs = [stack.enter_context(service.stub()) for _ in range(30)]
             assert all(len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 1 for stub in stubs)
-            connections = [open_files(worker) - before for worker, before in zip(first, files, strict=True)]
+            connections = [
+                open_files(worker) - before for worker, before in zip(first, files, strict=True)
+            ]
             assert max(connections) < 30 <= sum(connections)
-        with pytest.raises(RuntimeError, match="in use"), running(directory, listen=[service.target]):
+        with (
+            pytest.raises(RuntimeError, match="in use"),
+            running(directory, listen=[service.target]),
+        ):
             pass
         with (
             pytest.raises(RuntimeError, match="in use"),
@@ -166,7 +191,9 @@ def test_workers_share_an_address_and_end_together(directory: Path) -> None:
         service.restart()
         last = workers(service)
         service.kill()
-        until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in last))  # nobody is left behind
+        until(
+            lambda: not any(Path(f"/proc/{worker}").exists() for worker in last)
+        )  # nobody is left behind
 
 
 def test_workers_are_for_frozen_datastores_and_ports(directory: Path, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""What an operator of a service relies on: its start, logs, metrics, health, reload, draining, and bounded memory."""
+"""What an operator of a service relies on: its start, logs,
+metrics, health, reload, draining, and bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,15 @@ from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.live import until
 from tests.shared.parts import serving_here
-from tests.shared.services import PATIENCE, Service, health_of, metrics_of, reason_of, reload, running
+from tests.shared.services import (
+    PATIENCE,
+    Service,
+    health_of,
+    metrics_of,
+    reason_of,
+    reload,
+    running,
+)
 from tests.shared.sessions import SessionTalk, opening, step
 from tests.shared.strategies import Corpus, edit_file, write_datastore
 
@@ -50,7 +60,9 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(directory: Path) -> Iterator[Service]:
-    with running(directory, options=["--metrics", "127.0.0.1:0", "--drain-seconds", "60"]) as service:
+    with running(
+        directory, options=["--metrics", "127.0.0.1:0", "--drain-seconds", "60"]
+    ) as service:
         yield service
 
 
@@ -60,7 +72,9 @@ def test_the_log_begins_before_anything_is_opened(service: Service, directory: P
 
 
 def test_health_and_reflection_tell_the_services_and_no_torch_is_loaded(service: Service) -> None:
-    assert {health_of(service, name) for name in ("", "rest_store.v1.DatastoreService", "served")} == {"SERVING"}
+    assert {
+        health_of(service, name) for name in ("", "rest_store.v1.DatastoreService", "served")
+    } == {"SERVING"}
     with pytest.raises(grpc.RpcError) as caught:
         health_of(service, "nothing")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
@@ -68,7 +82,9 @@ def test_health_and_reflection_tell_the_services_and_no_torch_is_loaded(service:
         ask = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
         requests = [
             reflection_pb2.ServerReflectionRequest(list_services=""),
-            reflection_pb2.ServerReflectionRequest(file_containing_symbol="rest_store.v1.DatastoreService"),
+            reflection_pb2.ServerReflectionRequest(
+                file_containing_symbol="rest_store.v1.DatastoreService"
+            ),
         ]
         listed, file = ask(iter(requests), timeout=PATIENCE)
     names = {one.name for one in listed.list_services_response.service}
@@ -77,7 +93,9 @@ def test_health_and_reflection_tell_the_services_and_no_torch_is_loaded(service:
     maps = Path(f"/proc/{service.process.pid}/maps").read_text(encoding="utf-8")
     assert "_kernel" in maps
     assert "cygrpc" in maps
-    assert not any(name in maps for name in ("site-packages/torch", "tokenizers", "divsufsort", "pyarrow"))
+    assert not any(
+        name in maps for name in ("site-packages/torch", "tokenizers", "divsufsort", "pyarrow")
+    )
 
 
 def test_metrics_count_what_happened(service: Service) -> None:
@@ -97,8 +115,13 @@ def test_metrics_count_what_happened(service: Service) -> None:
     assert found["rest_store_request_seconds_bucket", "+Inf", "Draft"] == 3
     assert found["rest_store_trees_total", "Draft"] == 3
     assert found["rest_store_trees_total", "DraftSession"] == 2
-    assert found["rest_store_nodes_total", "Draft"] == sum(len(answer.trees[0].nodes) // 20 for answer in answers)
-    assert (found["rest_store_session_steps_total",], found["rest_store_session_tokens_total",]) == (1, 2)
+    assert found["rest_store_nodes_total", "Draft"] == sum(
+        len(answer.trees[0].nodes) // 20 for answer in answers
+    )
+    assert (
+        found["rest_store_session_steps_total",],
+        found["rest_store_session_tokens_total",],
+    ) == (1, 2)
     assert found["rest_store_in_flight",] == 0
     assert found["rest_store_datastore_tokens", "served"] == 8
     assert found["rest_store_datastore_readable", "served"] == 1
@@ -106,7 +129,9 @@ def test_metrics_count_what_happened(service: Service) -> None:
     assert "process_resident_memory_bytes" in {name for name, *_ in found}
 
 
-def test_a_rebuilt_datastore_is_taken_without_one_failed_request(service: Service, directory: Path) -> None:
+def test_a_rebuilt_datastore_is_taken_without_one_failed_request(
+    service: Service, directory: Path
+) -> None:
     seen: list[bytes] = []
     failures: list[grpc.RpcError] = []
     stopped = threading.Event()
@@ -126,11 +151,16 @@ def test_a_rebuilt_datastore_is_taken_without_one_failed_request(service: Servic
         for thread in threads:
             thread.start()
         for turn in range(4):
-            replace(directory, write_datastore(directory.parent / f"new-{turn}", (REBUILT, FIRST)[turn % 2]))
+            replace(
+                directory,
+                write_datastore(directory.parent / f"new-{turn}", (REBUILT, FIRST)[turn % 2]),
+            )
             shutil.rmtree(directory.parent / "served.old")
             (line,) = reload(service)
             assert "reloaded served" in line
-            assert stub.Draft(ASKED).trees[0].nodes == Datastore.open(directory).draft([1, 2]).packed
+            assert (
+                stub.Draft(ASKED).trees[0].nodes == Datastore.open(directory).draft([1, 2]).packed
+            )
         assert talk.ask(step()).nodes == before, "a session keeps the datastore that it began with"
         stopped.set()
         for thread in threads:
@@ -140,8 +170,12 @@ def test_a_rebuilt_datastore_is_taken_without_one_failed_request(service: Servic
     assert len(set(seen)) == 2
 
 
-@pytest.mark.parametrize("bad", ["absent", "damaged header", "too short", "no manifest", "other tokenizer"])
-def test_a_bad_new_datastore_is_refused_and_the_old_one_stays(service: Service, directory: Path, bad: str) -> None:
+@pytest.mark.parametrize(
+    "bad", ["absent", "damaged header", "too short", "no manifest", "other tokenizer"]
+)
+def test_a_bad_new_datastore_is_refused_and_the_old_one_stays(
+    service: Service, directory: Path, bad: str
+) -> None:
     with service.stub() as stub:
         before = stub.Draft(ASKED).trees[0]
         vocabulary_size = 301 if bad == "other tokenizer" else 300
@@ -163,7 +197,9 @@ def test_a_bad_new_datastore_is_refused_and_the_old_one_stays(service: Service, 
         assert metrics_of(service)["rest_store_reloads_total", "refused"] == 1
 
 
-def test_a_reload_that_is_asked_for_during_another_reads_what_is_newer(service: Service, directory: Path) -> None:
+def test_a_reload_that_is_asked_for_during_another_reads_what_is_newer(
+    service: Service, directory: Path
+) -> None:
     new = write_datastore(directory.parent / "new", REBUILT)
     service.signal(signal.SIGHUP)
     replace(directory, new)
@@ -176,9 +212,14 @@ def test_a_reload_that_is_asked_for_during_another_reads_what_is_newer(service: 
 
 
 def test_sigterm_ends_streams_between_two_steps_and_refuses_what_comes(service: Service) -> None:
-    """Nobody waits for a next step, which may never come; one that is on the way is answered, or its client told."""
+    """Nobody waits for a next step, which may never come.
+
+    One that is on the way is answered, or its client told.
+    """
     with service.channel() as channel, service.stub() as stub:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(), timeout=PATIENCE
+        )
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         talks = [SessionTalk(stub) for _ in range(2)]
         for talk in talks:
@@ -201,7 +242,9 @@ def test_sigterm_ends_streams_between_two_steps_and_refuses_what_comes(service: 
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_work_whose_client_has_gone_is_dropped(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_whose_client_has_gone_is_dropped(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What runs is finished, and what waits for a thread is not begun."""
     begun: list[int] = []
     go_on = threading.Event()
@@ -213,10 +256,15 @@ def test_work_whose_client_has_gone_is_dropped(directory: Path, monkeypatch: pyt
         return draft_batch(store, contexts, **limits)
 
     monkeypatch.setattr(Datastore, "draft_batch", held)
-    heavy = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=1024), contexts=[pb.Context(tokens=[1, 2])] * 64)
+    heavy = pb.DraftRequest(
+        limits=pb.TreeLimits(max_nodes=1024), contexts=[pb.Context(tokens=[1, 2])] * 64
+    )
 
     async def run() -> None:
-        async with serving_here(directory) as (server, target), grpc.aio.insecure_channel(target) as channel:
+        async with (
+            serving_here(directory) as (server, target),
+            grpc.aio.insecure_channel(target) as channel,
+        ):
             threads = server._executor.workers._max_workers
             in_flight = server._admission.requests
             stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
@@ -240,7 +288,9 @@ def test_work_whose_client_has_gone_is_dropped(directory: Path, monkeypatch: pyt
 def test_memory_does_not_grow_with_requests(service: Service) -> None:
     """A small part of what REST_STORE_REQUESTS=1000000 asks."""
     number = int(os.environ.get("REST_STORE_REQUESTS", "3000"))
-    requests = [pb.DraftRequest(contexts=[pb.Context(tokens=[1 + number % 5, 2])]) for number in range(100)]
+    requests = [
+        pb.DraftRequest(contexts=[pb.Context(tokens=[1 + number % 5, 2])]) for number in range(100)
+    ]
 
     def ask(number: int) -> None:
         with service.stub() as stub:
@@ -261,7 +311,10 @@ def test_a_defect_is_reported_as_such_and_logged(
     monkeypatch.setattr(Queries, "draft", lambda self, data, grant: 1 // 0)
 
     async def run() -> None:
-        async with serving_here(directory) as (_, target), grpc.aio.insecure_channel(target) as channel:
+        async with (
+            serving_here(directory) as (_, target),
+            grpc.aio.insecure_channel(target) as channel,
+        ):
             stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
             with pytest.raises(grpc.RpcError) as caught:
                 await stub.Draft(ASKED, timeout=PATIENCE)
@@ -273,7 +326,9 @@ def test_a_defect_is_reported_as_such_and_logged(
     assert "1 // 0" in caplog.text
 
 
-def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(directory: Path) -> None:
+def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(
+    directory: Path,
+) -> None:
     def status_of(url: str) -> int:
         try:
             with urllib.request.urlopen(url, timeout=PATIENCE) as response:
@@ -281,14 +336,26 @@ def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(d
         except urllib.error.HTTPError as error:
             return error.code
 
-    with running(directory, options=["--metrics", "127.0.0.1:0"]) as service, service.stub() as stub:
+    with (
+        running(directory, options=["--metrics", "127.0.0.1:0"]) as service,
+        service.stub() as stub,
+    ):
         assert service.metrics is not None
-        alive, ready = (service.metrics.replace("/metrics", path) for path in ("/healthz", "/readyz"))
-        assert [status_of(url) for url in (alive, ready, ready + "?verbose", alive + "z")] == [200, 200, 200, 404]
+        alive, ready = (
+            service.metrics.replace("/metrics", path) for path in ("/healthz", "/readyz")
+        )
+        assert [status_of(url) for url in (alive, ready, ready + "?verbose", alive + "z")] == [
+            200,
+            200,
+            200,
+            404,
+        ]
         host, port = service.metrics.split("/")[2].split(":")
         for _ in range(20):
             with socket.create_connection((host, int(port))) as broken:
-                broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # ends with a reset
+                broken.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )  # ends with a reset
                 broken.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         for file in directory.glob("shard-*"):
             os.truncate(file, 0)
@@ -304,5 +371,8 @@ def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(d
 def test_a_service_starts_with_the_greatest_limits(directory: Path) -> None:
     """Though gRPC takes no option beyond 2^31 - 1."""
     names = ("contexts", "streams", "in-flight", "session-tokens")
-    with running(directory, options=[f"--max-{name}={1 << 30}" for name in names]) as service, service.stub() as stub:
+    with (
+        running(directory, options=[f"--max-{name}={1 << 30}" for name in names]) as service,
+        service.stub() as stub,
+    ):
         assert stub.Describe(pb.DescribeRequest()).limits.max_session_tokens == 1 << 30

@@ -1,4 +1,6 @@
-"""Faults: whatever happens to a service or its datastores, callers get a right answer or a named error; it stays up."""
+"""Faults: whatever happens to a service or its datastores, callers
+get a right answer or a named error; it stays up.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from tests.shared.sessions import SessionTalk, opening, step
 
 ONLY_SERVED = pb.Selection(datastores=["served"])
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
-OTHER = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])], selection=pb.Selection(datastores=["other"]))
+OTHER = pb.DraftRequest(
+    contexts=[pb.Context(tokens=[1, 2])], selection=pb.Selection(datastores=["other"])
+)
 
 
 @pytest.fixture
@@ -50,7 +54,9 @@ def eventually_descriptors(service: Service, number: int) -> None:
     until(lambda: (eventually_answers(service), service.open_descriptors() <= number)[1])
 
 
-def test_a_crowd_that_gathered_while_the_service_was_paused_is_answered_or_refused_by_name(service: Service) -> None:
+def test_a_crowd_that_gathered_while_the_service_was_paused_is_answered_or_refused_by_name(
+    service: Service,
+) -> None:
     with service.stub() as stub:
         stub.Draft(ASKED)
         service.pause()
@@ -74,7 +80,9 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
         PREFACE[:10],
         PREFACE,
         PREFACE + bytes(9),  # empty SETTINGS
-        PREFACE + bytes.fromhex("000000040000000000" + "00003f010400000001") + b"half of its headers",
+        PREFACE
+        + bytes.fromhex("000000040000000000" + "00003f010400000001")
+        + b"half of its headers",
         PREFACE + b"\xff" * 200,
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # the start of a TLS hello
@@ -105,7 +113,12 @@ def test_clients_that_vanish_in_the_middle_leave_nothing_behind(service: Service
                 talk.ask(opening(1, 2, selection=ONLY_SERVED))
         for talk in talks:
             talk.leave()
-    until(lambda: [metrics_of(service)[name,] for name in ("rest_store_streams", "rest_store_in_flight")] == [0, 0])
+    until(
+        lambda: (
+            [metrics_of(service)[name,] for name in ("rest_store_streams", "rest_store_in_flight")]
+            == [0, 0]
+        )
+    )
     eventually_descriptors(service, before)
 
 
@@ -157,7 +170,11 @@ def test_a_service_out_of_descriptors_answers_those_it_has_and_recovers(service:
     host, _, port = service.target.rpartition(":")
     with service.stub() as stub:
         stub.Draft(ASKED)
-        resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (service.open_descriptors() + 10, limits[1]))
+        resource.prlimit(
+            service.process.pid,
+            resource.RLIMIT_NOFILE,
+            (service.open_descriptors() + 10, limits[1]),
+        )
         with contextlib.ExitStack() as stack:
             for _ in range(100):
                 stack.enter_context(socket.create_connection((host, int(port))))

@@ -1,4 +1,6 @@
-"""What happens to sessions in the life of a service: limits, long texts, replaced files, draining."""
+"""What happens to sessions in the life of a service:
+limits, long texts, replaced files, draining.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_sessions_take_no_more_memory_than_they_may(pages: Path) -> None:
         assert 1 + len(talks) == fit
         assert sessions_of(service) == (fit, fit * of_one)
         assert len(first.ask(step(3)).nodes) > 0
-        assert reason_in(lambda: first.ask(step(*[1] * 40_000))) == "OVERLOADED", "a text that grows"
+        assert reason_in(lambda: first.ask(step(*[1] * 40_000))) == "OVERLOADED", (
+            "a text that grows"
+        )
         first.leave()
         assert sessions_of(service) == (fit - 1, (fit - 1) * of_one)
         assert reason_in(lambda: talks[0].ask(step(3, nodes=1024))) == "OVERLOADED", "a larger tree"
@@ -118,7 +122,10 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
         return sum(stream.session is not None for stream in server._streams.open)
 
     async def run() -> None:
-        async with serving_here(pages) as (server, target), grpc.aio.insecure_channel(target) as channel:
+        async with (
+            serving_here(pages) as (server, target),
+            grpc.aio.insecure_channel(target) as channel,
+        ):
             stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
             waiting = [stub.DraftSession(timeout=PATIENCE) for _ in range(6)]
             for call in waiting:
@@ -128,7 +135,11 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
             while opened(server) < len(waiting):
                 await asyncio.sleep(0.01)
             other = stub.DraftSession(timeout=PATIENCE)
-            for message in (opening(1, 2), step(3), step(4, nodes=200)):  # a large tree takes a thread, too
+            for message in (
+                opening(1, 2),
+                step(3),
+                step(4, nodes=200),
+            ):  # a large tree takes a thread, too
                 await other.write(message)
                 assert (await other.read()).nodes
             assert len((await stub.Draft(heavy, timeout=PATIENCE)).trees) == 500
@@ -144,9 +155,14 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
 
 
 def test_the_guide_says_what_sessions_reserve(pages: Path) -> None:
-    guide = " ".join((Path(__file__).parents[2] / "docs/how-to/service.md").read_text(encoding="utf-8").split())
+    guide = " ".join(
+        (Path(__file__).parents[2] / "docs/how-to/service.md").read_text(encoding="utf-8").split()
+    )
     with running(f"a={pages}", options=[METRICS]) as service, service.stub() as stub:
-        for length, said in ((2_000, "2,000 tokens need {:.1f} MB"), (128_000, "128,000 need {:.0f} MB")):
+        for length, said in (
+            (2_000, "2,000 tokens need {:.1f} MB"),
+            (128_000, "128,000 need {:.0f} MB"),
+        ):
             talk = SessionTalk(stub)
             talk.ask(opening(*[1] * length, nodes=16, prompt_lookup=True))
             assert said.format(sessions_of(service)[1] / 1e6) in guide
@@ -175,7 +191,9 @@ def test_sessions_that_share_a_key_learn_together(pages: Path) -> None:
         others = [SessionTalk(stub) for _ in range(64)]
         for number, talk in enumerate(others):
             assert Nodes.of(talk.ask(opening(1, 2, recycled_logits=b"%d" % number)).nodes) == before
-        assert first_draft(**shared) == before, "of the keys that are kept, the one used first is forgotten"
+        assert first_draft(**shared) == before, (
+            "of the keys that are kept, the one used first is forgotten"
+        )
         for talk in others:
             talk.close()
 
@@ -189,5 +207,12 @@ def test_idle_sessions_let_go_of_what_live_datastores_have_replaced(tmp_path: Pa
         talk.ask(opening(1, 2, selection=pb.Selection()))
         stub.Delete(pb.DeleteRequest(datastore="chat", ids=ids[:1]), timeout=PATIENCE)
         maps = Path(f"/proc/{service.process.pid}/maps")
-        until(lambda: not any("(deleted)" in line and "/segment-" in line for line in maps.read_text().splitlines()))
+        until(
+            lambda: (
+                not any(
+                    "(deleted)" in line and "/segment-" in line
+                    for line in maps.read_text().splitlines()
+                )
+            )
+        )
         talk.close()

@@ -1,4 +1,6 @@
-"""Draft sessions over services: whose trees are used, what a failing service costs, and sessions for asyncio."""
+"""Draft sessions over services: whose trees are used, what a
+failing service costs, and sessions for asyncio.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,15 @@ def test_sessions_of_a_batch_have_a_stream_each(service: Service, numbers: Path)
     store = Datastore.open(numbers)
     with DatastoreClient(service.target, timeout=PATIENCE) as client:
         client.info()
-        sessions, here = ([DraftSession([source], [*TEXT, place]) for place in range(5)] for source in (client, store))
+        sessions, here = (
+            [DraftSession([source], [*TEXT, place]) for place in range(5)]
+            for source in (client, store)
+        )
         for token in TOKENS:
             found, expected = draft_all(sessions, 8), draft_all(here, 8)
-            assert [tree.tokens.tolist() for tree in found] == [tree.tokens.tolist() for tree in expected]
+            assert [tree.tokens.tolist() for tree in found] == [
+                tree.tokens.tolist() for tree in expected
+            ]
             for batch in (sessions, here):
                 accept_all(batch, [[token]] * 5)
         assert all(session.statistics.dropped == {} for session in sessions)
@@ -65,29 +72,46 @@ def test_one_late_answer_costs_that_step_and_no_session(service: Service) -> Non
         assert name != "DraftSession" or go_on.wait(PATIENCE)
         return data
 
-    with Relay(service.target, held) as relay, DatastoreClient(relay.target, timeout=LATE) as client:
+    with (
+        Relay(service.target, held) as relay,
+        DatastoreClient(relay.target, timeout=LATE) as client,
+    ):
         client.info(timeout=PATIENCE)
 
         def opened() -> int:
-            requests = [Request.FromString(data) for name, data in relay.received if name == "DraftSession"]
+            requests = [
+                Request.FromString(data) for name, data in relay.received if name == "DraftSession"
+            ]
             return sum(request.HasField("open") for request in requests)
 
         sessions = [DraftSession([client, PromptLookup()], [*TEXT, place]) for place in range(8)]
-        until(lambda: (draft_all(sessions, 8), not any(session.statistics.absent for session in sessions))[1])
+        until(
+            lambda: (
+                draft_all(sessions, 8),
+                not any(session.statistics.absent for session in sessions),
+            )[1]
+        )
         before = opened()
         go_on.clear()
         draft_all(sessions, 8)
         assert [session.statistics.absent[str(client)].steps for session in sessions] == [1] * 8
         accept_all(sessions, [[3]] * 8)
         go_on.set()
-        until(lambda: (draft_all(sessions, 8), not any(session.statistics.absent for session in sessions))[1])
+        until(
+            lambda: (
+                draft_all(sessions, 8),
+                not any(session.statistics.absent for session in sessions),
+            )[1]
+        )
         assert opened() == before, "each goes on where it was"
         for session in sessions:
             session.close()
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_new_session_does_not_wait_for_a_service_that_answers_nobody(service: Service, is_known: bool) -> None:
+def test_a_new_session_does_not_wait_for_a_service_that_answers_nobody(
+    service: Service, is_known: bool
+) -> None:
     with DatastoreClient(service.target, timeout=1.0) as client:
 
         def step() -> float:
@@ -103,7 +127,9 @@ def test_a_new_session_does_not_wait_for_a_service_that_answers_nobody(service: 
         assert [step() for _ in range(2)] == [math.inf] * 2
         waited = time.perf_counter()
         assert [step() for _ in range(5)] == [math.inf] * 5
-        assert time.perf_counter() - waited < (waited - began) / 2, "all together less than one of the first"
+        assert time.perf_counter() - waited < (waited - began) / 2, (
+            "all together less than one of the first"
+        )
         service.resume()
         until(lambda: step() < math.inf)
 
@@ -120,7 +146,9 @@ def test_a_long_text_keeps_no_step_of_others_waiting(numbers: Path) -> None:
 
         def open_long() -> None:
             began = time.perf_counter()
-            with DraftSession([other, PromptLookup()], [place % 9 for place in range(200_000)]) as session:
+            with DraftSession(
+                [other, PromptLookup()], [place % 9 for place in range(200_000)]
+            ) as session:
                 assert len(session.draft(8)) > 0
             opened.append(time.perf_counter() - began)
 
@@ -145,7 +173,9 @@ def test_sessions_for_asyncio(service: Service, numbers: Path) -> None:
                 for token in TOKENS:
                     tree = await session.draft(8)
                     trees.append(tree.tokens.tolist())
-                    await session.accept([token], [[token, 7]], node_top_k=[[5, 6]] * (1 + len(tree)))
+                    await session.accept(
+                        [token], [[token, 7]], node_top_k=[[5, 6]] * (1 + len(tree))
+                    )
                 assert session.session.statistics.dropped == {}
             return trees
 

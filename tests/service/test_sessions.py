@@ -1,4 +1,6 @@
-"""Draft sessions that a service runs: what is sent out of order or measure has one named status and leaves nothing."""
+"""Draft sessions that a service runs: what is sent out of order or
+measure has one named status and leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def channel(service: Service) -> Iterator[grpc.Channel]:
 
 
 def end_of(channel: grpc.Channel, *messages: Request | bytes) -> tuple[int, str | None]:
-    """Send the messages of one session; return the number of answers, and the reason of the error that ends it."""
+    """Send the messages of one session.
+
+    Return the number of answers, and the reason of the error that ends it.
+    """
     sent = [one if isinstance(one, bytes) else one.SerializeToString() for one in messages]
     answers, code, reason = ending(begin(channel, "DraftSession", *sent), stream=True)
     assert code == (CODES[reason] if reason is not None else "OK")
@@ -65,7 +70,7 @@ def opened(*tokens: int, **fields: Any) -> Request:
 
 
 def costing(*costs: float) -> Request:
-    return Request(draft=pb.TreeRequest(costs=costs))
+    return Request(draft=pb.DraftOptions(costs=costs))
 
 
 def rows_of(count: int, k: int = 2) -> pb.TopK:
@@ -108,7 +113,10 @@ BAD: dict[str, tuple[list[Request | bytes], str]] = {
     "rows of nothing for nodes": ([FIRST, step(3, node_top_k=pb.TopK())], "LIMIT"),
     "rows for nodes of another tree": ([FIRST, step(3, node_top_k=rows_of(99))], "CONTEXT_TYPE"),
     "rows for nodes of no tree": ([opened(1, 2), step(3, node_top_k=rows_of(5))], "CONTEXT_TYPE"),
-    "rows for nodes of the tree before": ([FIRST, step(3, nodes=None), step(4, node_top_k=rows_of(5))], "CONTEXT_TYPE"),
+    "rows for nodes of the tree before": (
+        [FIRST, step(3, nodes=None), step(4, node_top_k=rows_of(5))],
+        "CONTEXT_TYPE",
+    ),
     # Trees.
     "1,025 nodes": ([opening(1, 2, nodes=1025)], "LIMIT"),
     "a cost that is no number": ([FIRST, costing(1.0, NAN)], "LIMIT"),
@@ -140,7 +148,10 @@ GOOD: dict[str, list[Request]] = {
     "1,024 accepted": [opened(1), Request(accepted=[pb.Accepted(tokens=[3])] * 1024), step()],
     "the largest messages": [padded(FIRST, LARGEST + 4 * TEXT), padded(step(3), LARGEST)],
     "rows of 64": [opening(1, 2), step(3, top_k=rows_of(3, 64))],
-    "rows of tokens that no datastore knows": [FIRST, step(3, top_k=top_k([[300, 2**31 - 1, -1, -7]]))],
+    "rows of tokens that no datastore knows": [
+        FIRST,
+        step(3, top_k=top_k([[300, 2**31 - 1, -1, -7]])),
+    ],
     "the largest tree": [opening(1, 2, nodes=1024), step(3, nodes=0)],
     "costs that are taken back": [opening(1, 2), costing(1.0, 1.1), costing()],
     "six datastores": [selecting(*NAMES[:6])],
@@ -149,5 +160,7 @@ GOOD: dict[str, list[Request]] = {
 
 
 @pytest.mark.parametrize("messages", GOOD.values(), ids=GOOD)
-def test_what_is_just_within_measure_is_answered(channel: grpc.Channel, messages: list[Request]) -> None:
+def test_what_is_just_within_measure_is_answered(
+    channel: grpc.Channel, messages: list[Request]
+) -> None:
     assert end_of(channel, *messages) == (trees_asked(messages), None)

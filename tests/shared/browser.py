@@ -18,7 +18,10 @@ def chromium() -> str | None:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Run it; `--no-sandbox` because tests may run as root, where Chromium starts in no other way."""
+    """Run it.
+
+    `--no-sandbox` because tests may run as root, where Chromium starts in no other way.
+    """
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         yield running

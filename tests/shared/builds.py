@@ -1,4 +1,6 @@
-"""Shared by tests of the builder: small corpora, a tiny tokenizer, and the content of what was built."""
+"""Shared by tests of the builder: small corpora, a tiny tokenizer,
+and the content of what was built.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,21 @@ from rest_store.datastore.shard import Shard
 from tests.shared.models import byte_level_bpe
 
 _WORDS = (
-    *("def", "return", "for", "in", "range", "print", "import", "self", "add", "first", "second", "i", "x"),
+    *(
+        "def",
+        "return",
+        "for",
+        "in",
+        "range",
+        "print",
+        "import",
+        "self",
+        "add",
+        "first",
+        "second",
+        "i",
+        "x",
+    ),
     *("=", "+", "(", ")", ":", "naïve", "café", "2024"),
 )
 
@@ -27,7 +43,10 @@ _WORDS = (
 def documents(number: int, seed: int = 0) -> list[str]:
     """Texts of 5 to 60 words, all different."""
     source = random.Random(seed)
-    return [f"{place} " + " ".join(source.choices(_WORDS, k=source.randint(5, 60))) for place in range(number)]
+    return [
+        f"{place} " + " ".join(source.choices(_WORDS, k=source.randint(5, 60)))
+        for place in range(number)
+    ]
 
 
 def write_jsonl(path: Path, texts: list[str]) -> Path:
@@ -46,17 +65,28 @@ def options(corpus: Path | str | list[Path], tokenizer: Path, out: Path, **other
     return BuildOptions(specs, str(tokenizer), out, **{"memory": 1 << 40, **others})
 
 
-def build_quick(corpus: Path | str | list[Path], tokenizer: Path, out: Path, **others) -> BuildSummary:
+def build_quick(
+    corpus: Path | str | list[Path], tokenizer: Path, out: Path, **others
+) -> BuildSummary:
     return build(options(corpus, tokenizer, out, **others))
 
 
 def command(*arguments: object, before: str = "") -> list[str]:
-    """The command line of `rest-build` in a process of its own, which first does what `before` says."""
-    return [sys.executable, "-c", f"{before}\nfrom build_index.cli import build; build()", *map(str, arguments)]
+    """The command line of `rest-build` in a process of its own,
+    which first does what `before` says.
+    """
+    return [
+        sys.executable,
+        "-c",
+        f"{before}\nfrom build_index.cli import build; build()",
+        *map(str, arguments),
+    ]
 
 
 def run_build(*arguments: object, before: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments, before=before), capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command(*arguments, before=before), capture_output=True, text=True, check=False
+    )
 
 
 def build_here(*arguments: object) -> Result:
@@ -66,7 +96,11 @@ def build_here(*arguments: object) -> Result:
 
 def contents(directory: Path) -> dict[str, bytes]:
     """All files below a directory."""
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 def stored_documents(directory: Path) -> list[list[int]]:

@@ -1,4 +1,6 @@
-"""Clients of a service for tests: both kinds with one interface, and deadlines for a busy machine."""
+"""Clients of a service for tests: both kinds with one
+interface, and deadlines for a busy machine.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,11 @@ class Impostor:
     """
 
     def __init__(
-        self, answer: bytes | Callable[[], bytes] = b"", *, vocabulary_size: int = 300, **streams: Iterable[bytes]
+        self,
+        answer: bytes | Callable[[], bytes] = b"",
+        *,
+        vocabulary_size: int = 300,
+        **streams: Iterable[bytes],
     ) -> None:
         answering = answer if callable(answer) else lambda: answer
         tokenizer = pb.TokenizerDescription(**identity(vocabulary_size).to_manifest())
@@ -89,10 +95,16 @@ class Impostor:
             name: grpc.unary_unary_rpc_method_handler(lambda _request, _context: answering())
             for name in ("Draft", "Count")
         }
-        methods["Describe"] = grpc.unary_unary_rpc_method_handler(lambda *_: described.SerializeToString())
+        methods["Describe"] = grpc.unary_unary_rpc_method_handler(
+            lambda *_: described.SerializeToString()
+        )
         for name, messages in streams.items():
-            methods[name] = grpc.unary_stream_rpc_method_handler(lambda *_, messages=messages: iter(messages))
-        self.server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.max_send_message_length", -1)])
+            methods[name] = grpc.unary_stream_rpc_method_handler(
+                lambda *_, messages=messages: iter(messages)
+            )
+        self.server = grpc.server(
+            futures.ThreadPoolExecutor(4), options=[("grpc.max_send_message_length", -1)]
+        )
         self.server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("rest_store.v1.DatastoreService", methods),)
         )

@@ -1,4 +1,7 @@
-"""vLLM's model runner V2 as far as a plug-in sees it, over a model that is a function; tests/engines/vllm has vLLM."""
+"""vLLM's model runner V2 as far as a plug-in sees it, over a model that is a function.
+
+Tests/engines/vllm has vLLM.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +54,23 @@ def plain_output(model: Model, prompt: list[int], most: int, longest: int = 200)
 
 def written_datastore(directory: Path, model: Model) -> str:
     """Make a datastore of what a model writes; return its path."""
-    texts = [[start, start + 1, *plain_output(model, [start, start + 1], 60)] for start in range(0, 200, 5)]
+    texts = [
+        [start, start + 1, *plain_output(model, [start, start + 1], 60)]
+        for start in range(0, 200, 5)
+    ]
     return str(write_datastore(directory, Corpus(VOCABULARY, [texts])))
 
 
 def drafter_with(clock: Clock | None = None, **settings: Any) -> RequestDrafter:
     """Return what drafts with these settings of an engine."""
-    read, tokenizer, log = EngineSettings.read(settings, "settings"), identity(VOCABULARY), logging.getLogger("test")
-    sources = EngineSources(read, tokenizer, name="m", vocabulary_size=VOCABULARY, where="settings", log=log)
+    read, tokenizer, log = (
+        EngineSettings.read(settings, "settings"),
+        identity(VOCABULARY),
+        logging.getLogger("test"),
+    )
+    sources = EngineSources(
+        read, tokenizer, name="m", vocabulary_size=VOCABULARY, where="settings", log=log
+    )
     metrics = EngineMetrics(sources.labels, log)
     return RequestDrafter(sources, metrics, vocabulary_size=VOCABULARY, clock=clock or Clock())
 
@@ -66,8 +78,16 @@ def drafter_with(clock: Clock | None = None, **settings: Any) -> RequestDrafter:
 class Written:
     """A request whose steps verify all that was drafted."""
 
-    def __init__(self, drafter: RequestDrafter, model: Model, id: str, prompt: list[int], **begun: Any) -> None:
-        self.drafter, self.model, self.id, self.prompt, self.text = drafter, model, id, prompt, list(prompt)
+    def __init__(
+        self, drafter: RequestDrafter, model: Model, id: str, prompt: list[int], **begun: Any
+    ) -> None:
+        self.drafter, self.model, self.id, self.prompt, self.text = (
+            drafter,
+            model,
+            id,
+            prompt,
+            list(prompt),
+        )
         self.accepted = 0
         self.tree = NO_TREE
         drafter.begin(NewRequest(id, prompt, len(prompt), **begun))
@@ -125,7 +145,9 @@ class ScriptedHead:
         drafts = torch.zeros(input_batch.num_reqs, self.most, dtype=torch.int64)
         if not dummy_run:
             for row, index in enumerate(input_batch.idx_mapping.tolist()):
-                text = self.states.all_token_ids.gpu[index, : self.states.total_len.gpu[index]].tolist()
+                text = self.states.all_token_ids.gpu[
+                    index, : self.states.total_len.gpu[index]
+                ].tolist()
                 drafts[row] = torch.tensor(self.draft(text))
         return drafts
 
@@ -133,7 +155,9 @@ class ScriptedHead:
         written = list(text)
         for _ in range(self.most):
             right = self.model(written)
-            written.append(right if self._chance.random() < self.often else (right + 1) % VOCABULARY)
+            written.append(
+                right if self._chance.random() < self.often else (right + 1) % VOCABULARY
+            )
         return written[len(text) :]
 
 
@@ -152,7 +176,10 @@ class StagedWriteTensor:
 
 
 class RequestState:
-    """vLLM's, of which the plug-in reads the texts; what begins with an underscore is the tests'."""
+    """vLLM's, of which the plug-in reads the texts.
+
+    What begins with an underscore is the tests'.
+    """
 
     def __init__(self, rows: int, longest: int, most: int) -> None:
         self.all_token_ids = StagedWriteTensor(rows, longest + 2 * most + 2)
@@ -173,7 +200,9 @@ class RequestState:
 
     def _extend(self, index: int, tokens: list[int]) -> None:
         length = int(self.total_len.gpu[index])
-        self.all_token_ids.gpu[index, length : length + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.all_token_ids.gpu[index, length : length + len(tokens)] = torch.tensor(
+            tokens, dtype=torch.int32
+        )
         self.total_len.gpu[index] += len(tokens)
         self._last_sampled[index] = tokens[-1]
 
@@ -256,7 +285,10 @@ class VllmConfig:
 
 
 class GroupCoordinator:
-    """vLLM's workers that share each layer, of which this is one; what it sends to the others is kept."""
+    """vLLM's workers that share each layer, of which this is one.
+
+    What it sends to the others is kept.
+    """
 
     def __init__(self) -> None:
         self.rank_in_group, self.world_size = 0, 1
@@ -283,7 +315,8 @@ class Vllm:
     """The modules of vLLM that the plug-in imports, new ones for each test, and a configuration.
 
     Args:
-        head: makes the speculator of a head of the states of requests; None: the n-gram lookup is asked for.
+        head: makes the speculator of a head of the states of requests; None: the n-gram lookup is
+            asked for.
         method: of the speculative configuration; None: as `head` says.
 
     Attributes:
@@ -292,7 +325,9 @@ class Vllm:
         tokenizer: the model's; None: it is run without one.
     """
 
-    def __init__(self, tokenizer: object, head: Callable[[Any], Any] | None = None, method: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: object, head: Callable[[Any], Any] | None = None, method: str | None = None
+    ) -> None:
         self.group = GroupCoordinator()
         self.tokenizer = tokenizer
         self.head = head
@@ -307,7 +342,9 @@ class Vllm:
                     self._states._add(new.req_id, new.prefill_token_ids)
 
             def finish_requests(self, scheduler_output: Any) -> None:
-                for id in scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set()):
+                for id in scheduler_output.finished_req_ids | (
+                    scheduler_output.preempted_req_ids or set()
+                ):
                     self._states._remove(id)
 
         class EngineArgs:
@@ -319,7 +356,11 @@ class Vllm:
 
         def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
             most = vllm_config.speculative_config.num_speculative_tokens
-            return NoLookup(None, 0.0, req_states, most) if self.head is None else self.head(req_states)
+            return (
+                NoLookup(None, 0.0, req_states, most)
+                if self.head is None
+                else self.head(req_states)
+            )
 
         def get_tp_group() -> GroupCoordinator:
             return self.group
@@ -338,12 +379,21 @@ class Vllm:
             "vllm.engine.arg_utils": {"EngineArgs": EngineArgs},
             "vllm.v1.worker.gpu.spec_decode": {"init_speculator": init_speculator},
             "vllm.v1.worker.gpu.spec_decode.speculator": speculators,
-            "vllm.v1.worker.gpu.model_runner": {"GPUModelRunner": GPUModelRunner, "init_speculator": init_speculator},
+            "vllm.v1.worker.gpu.model_runner": {
+                "GPUModelRunner": GPUModelRunner,
+                "init_speculator": init_speculator,
+            },
         }
         for name, classes in STAND_INS.items():
-            parts.setdefault(name, {}).update({definition.__name__: definition for definition in classes})
+            parts.setdefault(name, {}).update(
+                {definition.__name__: definition for definition in classes}
+            )
         parts["vllm.distributed.parallel_state"]["get_tp_group"] = get_tp_group
-        names = {".".join(name.split(".")[:count]) for name in parts for count in range(1, name.count(".") + 2)}
+        names = {
+            ".".join(name.split(".")[:count])
+            for name in parts
+            for count in range(1, name.count(".") + 2)
+        }
         self.modules: dict[str, Any] = {}
         for name in sorted(names):
             self.modules[name] = ModuleType(name)
@@ -387,10 +437,11 @@ class Engine:
         most: draft tokens of a row, K.
         rows: requests at a time.
         chunk: tokens of a prompt that are read in a step.
-        ahead: whether a step begins before the outcome of the one before is known: a request that has ended takes part
-            in one more.
+        ahead: whether a step begins before the outcome of the one before is known: a request that
+            has ended takes part in one more.
         scheduled: draft tokens that are scheduled for each row; None: K.
-        admits: the most draft tokens of a row that the device verifies of these, as adaptive verification has it.
+        admits: the most draft tokens of a row that the device verifies of these, as adaptive
+            verification has it.
 
     Attributes:
         verified: draft tokens of all steps; accepted: those that the model produced too.
@@ -412,11 +463,19 @@ class Engine:
         admits: int | None = None,
     ) -> None:
         self.scheduled, self.admits = most if scheduled is None else scheduled, admits
-        self.model, self.most, self.longest, self.chunk, self.ahead = model, most, longest, chunk, ahead
+        self.model, self.most, self.longest, self.chunk, self.ahead = (
+            model,
+            most,
+            longest,
+            chunk,
+            ahead,
+        )
         self.rows, self.shows_logits = rows, shows_logits
         self.states = RequestState(rows, longest, most)
         module = vllm.modules["vllm.v1.worker.gpu.model_runner"]
-        self.speculator = module.init_speculator(vllm.config(settings, most, longest), torch.device("cpu"), self.states)
+        self.speculator = module.init_speculator(
+            vllm.config(settings, most, longest), torch.device("cpu"), self.states
+        )
         self.runner = module.GPUModelRunner(self.states, self.speculator)
         self.requests: list[Request] = []
         self.waiting: list[Request] = []
@@ -477,7 +536,11 @@ class Engine:
         scheduled = np.zeros(len(self.requests), np.int64)
         for row, request in enumerate(self.requests):
             index = self.states._index[request.id]
-            draft = self.states._draft_tokens[index, : self.scheduled].tolist() if request.drafted else []
+            draft = (
+                self.states._draft_tokens[index, : self.scheduled].tolist()
+                if request.drafted
+                else []
+            )
             draft = draft[: self.admits]
             scheduled[row] = min(self.chunk, len(request.text) - request.read)
             request.read += int(scheduled[row])
@@ -492,7 +555,9 @@ class Engine:
             request.drafted = bool(new)
         if self.shows_logits:
             shown = torch.zeros(len(logits), LARGER)
-            shown.scatter_(1, torch.tensor(logits), torch.tensor([2.0, 1.0]).expand(len(logits), -1))
+            shown.scatter_(
+                1, torch.tensor(logits), torch.tensor([2.0, 1.0]).expand(len(logits), -1)
+            )
             self.runner.model.logits_processor(shown)
         batch = InputBatch(
             req_ids=[request.id for request in self.requests],
@@ -507,7 +572,12 @@ class Engine:
         nothing = (None,) * 4
         rest = (self.states._last_sampled, None, None, None)
         drafts = self.speculator.propose(
-            batch, *nothing, torch.tensor(sampled), torch.tensor(rejected), *rest, num_speculative_tokens=self.scheduled
+            batch,
+            *nothing,
+            torch.tensor(sampled),
+            torch.tensor(rejected),
+            *rest,
+            num_speculative_tokens=self.scheduled,
         )
         assert drafts.shape == (len(self.requests), self.most)
         assert drafts.dtype == torch.int64
@@ -530,7 +600,9 @@ class Engine:
             self.abort(request)
 
     def _likely(self, text: list[int], draft: list[int]) -> list[list[int]]:
-        """Return the most likely tokens after a text and after each draft token: the right one, and another one."""
+        """Return the most likely tokens after a text and after each
+        draft token: the right one, and another one.
+        """
         right = [self.model(text + draft[:count]) for count in range(len(draft) + 1)]
         return [[token, (token + 1) % VOCABULARY] for token in right]
 
@@ -547,7 +619,10 @@ class Engine:
         return new
 
     def run(self, *requests: Request, seed: int | None = None) -> list[list[int]]:
-        """Write all requests to their ends; with a seed, some are preempted at random. Returns the outputs."""
+        """Write all requests to their ends; with a seed, some are preempted at random.
+
+        Returns the outputs.
+        """
         self.waiting += requests
         chance = random.Random(seed)
         while self.waiting or self.requests:

@@ -15,24 +15,62 @@ from tests.shared.tiny import VOCABULARY
 # What configurations call their sizes; each takes those that it knows.
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "decoder_layers", "encoder_layers"), 3),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers", "encoder_layers"), 3
+    ),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim"), 32),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "d_ff", "n_inner"), 48),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "d_ff", "n_inner"),
+        48,
+    ),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 256),
-    **dict.fromkeys(("sliding_window", "attention_window", "window_size", "attention_chunk_size"), 8),
+    **dict.fromkeys(
+        ("sliding_window", "attention_window", "window_size", "attention_chunk_size"), 8
+    ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("n_shared_experts", "n_group", "topk_group", "first_k_dense_replace"), 1),
-    **dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "query_pre_attn_scalar"), 8),
+    **dict.fromkeys(
+        ("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "query_pre_attn_scalar"),
+        8,
+    ),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
-    **{"vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8},
-    **{"num_key_value_heads": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "intermediate_size_mlp": 48},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "is_decoder": True, "rotary_dim": 4, "d_kv": 8},
+    **{
+        "vocab_size": VOCABULARY,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 8,
+    },
+    **{
+        "num_key_value_heads": 2,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "intermediate_size_mlp": 48,
+    },
+    **{
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+        "is_decoder": True,
+        "rotary_dim": 4,
+        "d_kv": 8,
+    },
     **{"attention_types": [[["global", "local", "global"], 1]], "num_nextn_predict_layers": 0},
 }
 
-# What the families with recurrent state need beside: layers of both kinds, and heads that divide their sizes.
-_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
-_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_expand": 2, "mamba_chunk_size": 16}
+# What the families with recurrent state need beside: layers of both kinds, and heads that divide
+# their sizes.
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
 _LINEAR_FIRST = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _INKLING = {
     "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "unpadded_vocab_size": VOCABULARY,
@@ -115,7 +153,9 @@ def family_model(family: str, **changed: Any) -> Any:
     torch.manual_seed(1)
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]
     kind = getattr(transformers, name if isinstance(name, str) else name[0])
-    is_part = type(of_text) is not type(config)  # that of a decoder alone has other names for its sizes
+    is_part = type(of_text) is not type(
+        config
+    )  # that of a decoder alone has other names for its sizes
     model = kind(of_text if is_part and kind.config_class is type(of_text) else config).eval()
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -129,9 +169,13 @@ def _sizes(kind: Any, family: str, changed: dict[str, Any]) -> dict[str, Any]:
     annotated = {name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})}
     known = annotated | set(inspect.signature(kind.__init__).parameters)
     sizes = {name: value for name, value in SIZES.items() if name in known}
-    sizes |= {name: value for name, value in OF_FAMILY.get(family, {}).items() if name not in changed}
+    sizes |= {
+        name: value for name, value in OF_FAMILY.get(family, {}).items() if name not in changed
+    }
     sizes |= {name: value for name, value in changed.items() if name in known}
     if "kv_lora_rank" in sizes:  # its heads are not shared
         sizes["num_key_value_heads"] = 4
-    parts = {name: part for name, part in kind.sub_configs.items() if part is not transformers.AutoConfig}
+    parts = {
+        name: part for name, part in kind.sub_configs.items() if part is not transformers.AutoConfig
+    }
     return {name: _sizes(part, part.model_type, changed) for name, part in parts.items()} | sizes

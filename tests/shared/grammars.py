@@ -28,7 +28,9 @@ ID = {text: token for token, text in enumerate(TOKENS)}
 class TextsMatcher:
     """A matcher of some texts (`GrammarMatcher`)."""
 
-    def __init__(self, texts: Sequence[bytes], written: bytes = b"", *, ended: bool = False) -> None:
+    def __init__(
+        self, texts: Sequence[bytes], written: bytes = b"", *, ended: bool = False
+    ) -> None:
         self.texts, self.written, self.ended = texts, written, ended
 
     def _may_follow(self, token: int) -> bool:

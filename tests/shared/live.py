@@ -1,4 +1,6 @@
-"""Shared by tests of live datastores: small segments, random documents, and what answers must be."""
+"""Shared by tests of live datastores: small segments,
+random documents, and what answers must be.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ SECRET_BYTES = np.array(SECRET, ">u2").tobytes()
 
 def small_segments(patch: pytest.MonkeyPatch, memtable: int = 16, largest: int = 400) -> None:
     """Have a few hundred tokens go through all that a billion would."""
-    for name, value in (("_MEMTABLE", memtable), ("_LARGEST", largest), ("_COMMIT", largest)):
+    for name, value in (
+        ("_MEMTABLE", memtable),
+        ("_MAX_SEGMENT_POSITIONS", largest),
+        ("_COMMIT", largest),
+    ):
         patch.setattr(retention, name, value)
 
 
@@ -54,12 +60,16 @@ def new_live(directory: Path, vocabulary_size: int = 300, **options) -> LiveData
 
 
 def some_document(chance: random.Random, vocabulary_size: int, most: int = 30) -> Document:
-    """A document over few ids, the first and the last of the vocabulary among them, with repeats."""
+    """A document over few ids, the first and the last of
+    the vocabulary among them, with repeats.
+    """
     ids = [0, 1, 2, vocabulary_size // 2, vocabulary_size - 1]
     return [ids[min(int(chance.expovariate(0.8)), 4)] for _ in range(chance.randint(1, most))]
 
 
-def require_answers(store: Store, documents: Iterable[Document], chance: random.Random, number: int = 2) -> None:
+def require_answers(
+    store: Store, documents: Iterable[Document], chance: random.Random, number: int = 2
+) -> None:
     """Compare some answers of `store` with those of the oracle over `documents`."""
     corpus = Corpus(store.vocabulary_size, [list(documents)])
     oracle = Oracle(corpus)

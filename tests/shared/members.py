@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits, TopK
+from rest_store.drafting.draft_options import DraftOptions, TopK
 from rest_store.drafting.members import MemberSettings
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -17,17 +17,21 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 Text = Callable[[], npt.NDArray[np.int32]]
 
 
-def scored(tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float], origin: int = 1) -> TokenTree:
+def scored(
+    tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float], origin: int = 1
+) -> TokenTree:
     """Return a tree as members return it."""
-    return TokenTree(tokens, parents, [0] * len(tokens), scores=scores, origins=[origin] * len(tokens))
+    return TokenTree(
+        tokens, parents, [0] * len(tokens), scores=scores, origins=[origin] * len(tokens)
+    )
 
 
 class ScriptedSource:
     """A source with one member, which says what it is told to.
 
     Args:
-        *answers: for each step, a tree to return, or an exception to raise; the last one is repeated. The class of an
-            exception is raised by `send`.
+        *answers: for each step, a tree to return, or an exception to raise; the last one is
+            repeated. The class of an exception is raised by `send`.
 
     Attributes:
         log: what it was called with, in order.
@@ -47,7 +51,7 @@ class ScriptedSource:
         self.settings, self.text = settings, text
         return [self]
 
-    def send(self, limits: DraftLimits) -> None:
+    def send(self, limits: DraftOptions) -> None:
         self.log.append(("send", limits))
         answer = self.answers[0]
         if isinstance(answer, type):
@@ -64,7 +68,9 @@ class ScriptedSource:
     def _next(self) -> TokenTree | BaseException | type[BaseException]:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-    def accept(self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> None:
+    def accept(
+        self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None
+    ) -> None:
         rows = [None if rows is None else rows.tolist() for rows in (top_k, node_top_k)]
         self.log.append(("accept", tokens.tolist(), *rows))
 
@@ -77,7 +83,8 @@ class ScriptedSource:
 
 
 class Elsewhere:
-    """A source whose members are real sessions, each over some datastores, that keep logits by key as a service does.
+    """A source whose members are real sessions, each over some
+    datastores, that keep logits by key as a service does.
 
     Args:
         *parts: datastores of each member.
@@ -103,7 +110,11 @@ class LocalMember:
     has_references = True
 
     def __init__(
-        self, stores: Sequence[object], settings: MemberSettings, text: Text, logits: dict[bytes, RecycledLogits]
+        self,
+        stores: Sequence[object],
+        settings: MemberSettings,
+        text: Text,
+        logits: dict[bytes, RecycledLogits],
     ) -> None:
         sources, self._bits = list(stores), [settings.origins.datastores] * len(stores)
         if settings.prompt_lookup:
@@ -120,9 +131,9 @@ class LocalMember:
             references=settings.references if self.has_references else (),
         )
         self._accepted: list[tuple[Any, ...]] = []
-        self._limits: DraftLimits | None = None
+        self._limits: DraftOptions | None = None
 
-    def send(self, limits: DraftLimits) -> None:
+    def send(self, limits: DraftOptions) -> None:
         for tokens, top_k, node_top_k in self._accepted:
             self.session.accept(tokens, top_k, node_top_k=node_top_k)
         self._accepted.clear()
@@ -137,9 +148,13 @@ class LocalMember:
         origins = np.zeros(len(tree), np.uint8)
         for source, bit in enumerate(self._bits):
             origins |= np.where(tree.origins >> source & 1, np.uint8(bit), np.uint8(0))
-        return TokenTree(tree.tokens, tree.parents, tree.counts, scores=tree.scores, origins=origins)
+        return TokenTree(
+            tree.tokens, tree.parents, tree.counts, scores=tree.scores, origins=origins
+        )
 
-    def accept(self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> None:
+    def accept(
+        self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None
+    ) -> None:
         self._accepted.append((tokens, top_k, node_top_k))
 
     def close(self) -> None:

@@ -34,10 +34,14 @@ METHODS = {
 }
 OPENING = pb.DraftSessionRequest(
     open=pb.SessionOpening(
-        selection=pb.Selection(datastores=["one"]), tokens=bytes([1, 0, 0, 0, 2, 0, 0, 0]), prompt_lookup=True
+        selection=pb.Selection(datastores=["one"]),
+        tokens=bytes([1, 0, 0, 0, 2, 0, 0, 0]),
+        prompt_lookup=True,
     )
 ).SerializeToString()
-STEP = pb.DraftSessionRequest(accepted=[pb.Accepted(tokens=[4])], draft=pb.TreeRequest(max_nodes=8)).SerializeToString()
+STEP = pb.DraftSessionRequest(
+    accepted=[pb.Accepted(tokens=[4])], draft=pb.DraftOptions(max_nodes=8)
+).SerializeToString()
 
 
 def some_tokens(chance: random.Random) -> list[int]:
@@ -59,27 +63,45 @@ def some_message(chance: random.Random, kind: type[Message]) -> Message:
             value.extend(made) if field.is_repeated else value.CopyFrom(made[0])
         elif field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
             if field.is_repeated:
-                value.extend(chance.choice(FRACTIONS) for _ in range(chance.choice([0, 1, 3, 5, 5, 2000])))
+                value.extend(
+                    chance.choice(FRACTIONS) for _ in range(chance.choice([0, 1, 3, 5, 5, 2000]))
+                )
             else:
                 setattr(message, field.name, chance.choice(FRACTIONS))
-        elif kind in (pb.Document, pb.SessionOpening) and field.name == "tokens" and chance.random() < 0.7:
+        elif (
+            kind in (pb.Document, pb.SessionOpening)
+            and field.name == "tokens"
+            and chance.random() < 0.7
+        ):
             message.tokens = np.array(some_tokens(chance), "<u4").tobytes()
         elif field.name == "references":
             value.extend(np.array(some_tokens(chance), "<u4").tobytes() for _ in range(times))
         elif field.type == field.TYPE_BYTES:
-            setattr(message, field.name, chance.randbytes(chance.choice([0, 4, 8, 16, 64, 65, 400])))
+            setattr(
+                message, field.name, chance.randbytes(chance.choice([0, 4, 8, 16, 64, 65, 400]))
+            )
         elif field.type == field.TYPE_BOOL:
             setattr(message, field.name, chance.random() < 0.5)
         elif field.name == "tokens":
             value.extend(some_tokens(chance))
         elif field.name == "datastores":
-            value.extend(chance.choice(NAMES[: chance.choice([3, 8])]) for _ in range(chance.randrange(3)))
+            value.extend(
+                chance.choice(NAMES[: chance.choice([3, 8])]) for _ in range(chance.randrange(3))
+            )
         elif field.name == "ids":
             value.extend(chance.choice(NAMES) for _ in range(chance.randrange(3)))
         elif field.type == field.TYPE_STRING:
-            setattr(message, field.name, chance.choice(FINGERPRINTS if "fingerprint" in field.name else NAMES))
+            setattr(
+                message,
+                field.name,
+                chance.choice(FINGERPRINTS if "fingerprint" in field.name else NAMES),
+            )
         else:
-            setattr(message, field.name, chance.choice(NUMBERS if chance.random() < 0.2 else NUMBERS[:4]))
+            setattr(
+                message,
+                field.name,
+                chance.choice(NUMBERS if chance.random() < 0.2 else NUMBERS[:4]),
+            )
     return message
 
 
@@ -112,7 +134,10 @@ def fuzzed(chance: random.Random) -> tuple[str, bytes]:
 
 
 def begin_live_datastore(directory: Path) -> list[str]:
-    """Begin the live datastore "live" with the tokenizer of "one"; return the options that serve it."""
+    """Begin the live datastore "live" with the tokenizer of "one".
+
+    Return the options that serve it.
+    """
     LiveDatastore.open(directory / "live", tokenizer=identity(300)).close()
     return ["--live", str(directory / "live")]
 
@@ -163,7 +188,9 @@ def outcome_of(code: str, reason: str | None, where: str) -> str:
 
 
 def twice(method: str, data: bytes) -> tuple[bytes, ...]:
-    """Two messages of a stream with `data` among them: of a session one that opens it, and one that goes on."""
+    """Two messages of a stream with `data` among them: of a session
+    one that opens it, and one that goes on.
+    """
     if method != "DraftSession":
         return data, data
     try:

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from build_index.documents import Document
 from build_index.target_tokenizer import TargetTokenizer
@@ -29,7 +37,9 @@ _TEXTS = [
 
 
 def byte_level_bpe(vocab_size: int = 400) -> Tokenizer:
-    """A byte-level BPE tokenizer with ChatML's control tokens and one added token that is not a control token."""
+    """A byte-level BPE tokenizer with ChatML's control tokens and
+    one added token that is not a control token.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -49,25 +59,33 @@ def word_piece() -> Tokenizer:
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=120, special_tokens=["[UNK]", "[SEP]"], show_progress=False
+    )
     tokenizer.train_from_iterator(_TEXTS, trainer)
     return tokenizer
 
 
 def unigram() -> Tokenizer:
-    """A Unigram tokenizer like T5's: its control tokens stand in the vocabulary with the best score, 0."""
+    """A Unigram tokenizer like T5's: its control tokens stand in
+    the vocabulary with the best score, 0.
+    """
     pieces = [("<unk>", 0.0), ("</s>", 0.0), ("▁", -2.0)]
     pieces += [(character, -5.0) for character in "abcdefghijklmnopqrstuvwxyz</>."]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens([AddedToken("<unk>", normalized=False), AddedToken("</s>", normalized=False)])
+    tokenizer.add_special_tokens(
+        [AddedToken("<unk>", normalized=False), AddedToken("</s>", normalized=False)]
+    )
     return tokenizer
 
 
 def word_level(size: int) -> Tokenizer:
     """One token for each of the words w0, w1, ...: a vocabulary of any size."""
-    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(size)}, unk_token="w0"))
+    tokenizer = Tokenizer(
+        models.WordLevel({f"w{number}": number for number in range(size)}, unk_token="w0")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer
 
@@ -94,7 +112,10 @@ def serialized(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def installed_file(package: str, name: str) -> Path:
-    """A file of an installed package, which is not imported; the test is skipped where it is absent."""
+    """A file of an installed package, which is not imported.
+
+    The test is skipped where it is absent.
+    """
     spec = importlib.util.find_spec(package)
     for directory in (spec.submodule_search_locations or []) if spec else []:
         path = Path(directory) / name
@@ -104,7 +125,9 @@ def installed_file(package: str, name: str) -> Path:
 
 
 def write_gguf(path: Path, architecture: str = "llama") -> Path:
-    """Write a GGUF file with the vocabulary, merges and template of a tiny byte-level tokenizer; return `path`.
+    """Write a GGUF file with the vocabulary, merges and template of a tiny byte-level tokenizer.
+
+    Return `path`.
 
     It has two tensors: the embeddings, and the quantized weights of a linear layer.
 
@@ -116,7 +139,10 @@ def write_gguf(path: Path, architecture: str = "llama") -> Path:
     import numpy as np
 
     fields = json.loads(byte_level_bpe().to_str())
-    vocabulary = {**fields["model"]["vocab"], **{token["content"]: token["id"] for token in fields["added_tokens"]}}
+    vocabulary = {
+        **fields["model"]["vocab"],
+        **{token["content"]: token["id"] for token in fields["added_tokens"]},
+    }
     added = [token["content"] for token in fields["added_tokens"]]
     control = [token["content"] for token in fields["added_tokens"] if token["special"]]
     tokens = sorted(vocabulary, key=lambda token: int(vocabulary[token]))
@@ -137,7 +163,9 @@ def write_gguf(path: Path, architecture: str = "llama") -> Path:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    kinds = dict.fromkeys(added, gguf.TokenType.USER_DEFINED) | dict.fromkeys(control, gguf.TokenType.CONTROL)
+    kinds = dict.fromkeys(added, gguf.TokenType.USER_DEFINED) | dict.fromkeys(
+        control, gguf.TokenType.CONTROL
+    )
     writer.add_token_types([kinds.get(token, gguf.TokenType.NORMAL) for token in tokens])
     writer.add_token_merges([" ".join(merge) for merge in fields["model"]["merges"]])
     writer.add_bos_token_id(vocabulary["<|im_start|>"])

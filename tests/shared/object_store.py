@@ -54,18 +54,31 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         server = self.server
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
+        headers = {
+            name: value
+            for name, value in self.headers.items()
+            if name.lower() not in ("host", "connection")
+        }
         upstream = http.client.HTTPConnection("127.0.0.1", server.target)
         content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         upstream.request(self.command, self.path, content or None, headers)
         answer = upstream.getresponse()
         status, body = answer.status, answer.read()
-        headers = {name: answer.headers[name] for name in ("ETag", "Content-Type") if name in answer.headers}
+        headers = {
+            name: answer.headers[name]
+            for name in ("ETag", "Content-Type")
+            if name in answer.headers
+        }
         if self.command == "HEAD" and "Content-Length" in answer.headers:
             headers["Content-Length"] = answer.headers["Content-Length"]
         upstream.close()
         headers.setdefault("Content-Length", str(len(body)))
-        broken = self.command == "GET" and server.breaks > 0 and status in (200, 206) and "list-type" not in self.path
+        broken = (
+            self.command == "GET"
+            and server.breaks > 0
+            and status in (200, 206)
+            and "list-type" not in self.path
+        )
         if broken:
             server.breaks -= 1
             body = body[: len(body) // 2]
@@ -78,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
         self.close_connection = broken
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - as the base class calls them
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Keep the output of tests clean."""
@@ -125,7 +138,9 @@ def s3(s3_server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Proxy:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(files, "_BLOCK_BYTES", BLOCK)
     monkeypatch.setattr(remote_files, "_PIECE_BYTES", BLOCK)
-    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)  # of its own, which take seconds
+    monkeypatch.setattr(
+        fsspec.get_filesystem_class("s3"), "retries", 1
+    )  # of its own, which take seconds
     s3_server.reset()
     urllib.request.urlopen(f"{s3_server.url}/moto-api/reset", b"").close()
     fsspec.filesystem("s3", use_listings_cache=False).mkdir("corpus")

@@ -1,4 +1,6 @@
-"""The oracle of the compiled kernel: exact answers over plain documents, in numpy, without a suffix array."""
+"""The oracle of the compiled kernel: exact answers over plain
+documents, in numpy, without a suffix array.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,12 @@ class Oracle:
         return best
 
     def draft(
-        self, context: Sequence[int], *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
+        self,
+        context: Sequence[int],
+        *,
+        max_nodes: int = 64,
+        max_suffix: int = 16,
+        max_depth: int = 10,
     ) -> TokenTree:
         """The heaviest continuations, by the rule of FORMAT.md, section 7."""
         length, found = self._match(context[-max_suffix:])
@@ -68,10 +75,19 @@ class Oracle:
             match=SuffixMatch(length, found.size),
         )
 
-    def _children(self, path: tuple[int, ...], ends: Positions) -> list[tuple[int, int, tuple[int, ...], Positions]]:
-        """Split what a path leads to by the next token: count, negative; depth; path; and where each goes on."""
+    def _children(
+        self, path: tuple[int, ...], ends: Positions
+    ) -> list[tuple[int, int, tuple[int, ...], Positions]]:
+        """Split what a path leads to by the next token: count, negative; depth; path.
+
+        And where each goes on.
+        """
         ends = ends[np.argsort(self.symbols[ends], kind="stable")]
         tokens = self.symbols[ends]
         parts = np.split(ends, np.flatnonzero(np.diff(tokens)) + 1)
         nexts = [(int(self.symbols[part[0]]), part) for part in parts if part.size]
-        return [(-part.size, len(path) + 1, (*path, token), part + 1) for token, part in nexts if token != _SEPARATOR]
+        return [
+            (-part.size, len(path) + 1, (*path, token), part + 1)
+            for token, part in nexts
+            if token != _SEPARATOR
+        ]

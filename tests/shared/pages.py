@@ -41,7 +41,9 @@ class Block(NamedTuple):
 
 def blocks(page: str) -> list[Block]:
     """Return the code blocks of a page."""
-    found = re.findall(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', page, re.DOTALL | re.MULTILINE)
+    found = re.findall(
+        r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', page, re.DOTALL | re.MULTILINE
+    )
     return [Block(*parts) for parts in found]
 
 
@@ -52,7 +54,12 @@ def python_blocks(page: str) -> list[str]:
 
 def commands(page: str, program: str) -> list[list[str]]:
     """Return the words of each command of `program` in a page, without a prompt sign."""
-    lines = [line.strip().removeprefix("$ ") for block in blocks(page) if not block.language for line in block.lines]
+    lines = [
+        line.strip().removeprefix("$ ")
+        for block in blocks(page)
+        if not block.language
+        for line in block.lines
+    ]
     return [shlex.split(line, comments=True) for line in lines if line.startswith(program + " ")]
 
 
@@ -64,5 +71,7 @@ def words_of(program: str) -> list[list[str]]:
 
 def section(page: str, heading: str) -> str:
     """Return what stands below a heading of the second level."""
-    (text,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    (text,) = re.findall(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE
+    )
     return str(text)

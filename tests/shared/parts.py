@@ -1,4 +1,6 @@
-"""Services in this process: of parts many in one event loop, so that tests start and stop them in milliseconds."""
+"""Services in this process: of parts many in one event loop, so
+that tests start and stop them in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,13 @@ from tests.shared.services import PATIENCE
 
 @asynccontextmanager
 async def serving_here(directory: Path) -> AsyncIterator[tuple[Server, str]]:
-    """Serve the datastore "a" in this process, where tests may change what happens; yield the server's address, too."""
-    server = Server(ServeOptions([("a", directory)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
+    """Serve the datastore "a" in this process, where tests may change what happens.
+
+    Yield the server's address, too.
+    """
+    server = Server(
+        ServeOptions([("a", directory)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1"
+    )
     [target] = await server.start()
     yield server, target
     await server.drain()
@@ -43,7 +50,9 @@ class Serving:
 
         async def start() -> Server:
             own = None if part is None else Part.parse(part)
-            server = Server(ServeOptions([("served", directory)], [address], drain_seconds=0.1, part=own), "1")
+            server = Server(
+                ServeOptions([("served", directory)], [address], drain_seconds=0.1, part=own), "1"
+            )
             await server.start()
             return server
 
@@ -53,7 +62,8 @@ class Serving:
     def start_all(self, directory: Path, parts: int, prefix: str = "") -> list[list[str]]:
         """Serve all parts, one replica each; return their groups of endpoints."""
         return [
-            [self.start(f"{prefix}{number}of{parts}", directory, f"{number}/{parts}")] for number in range(1, parts + 1)
+            [self.start(f"{prefix}{number}of{parts}", directory, f"{number}/{parts}")]
+            for number in range(1, parts + 1)
         ]
 
     def stop(self, name: str) -> None:

@@ -53,7 +53,9 @@ class Service:
             errors="replace",  # gRPC writes what strangers sent
             env={**os.environ, **self._environment},
         )
-        self._reader = threading.Thread(target=self._read_log, args=(self.process.stderr,), daemon=True)
+        self._reader = threading.Thread(
+            target=self._read_log, args=(self.process.stderr,), daemon=True
+        )
         self._reader.start()
         self.targets, self.metrics = [], None
         assert self.process.stdout is not None
@@ -116,8 +118,12 @@ class Service:
         """Start it again after it has ended, on the addresses that it had."""
         assert self.process.poll() is not None
         listened = {after for part, after in pairwise(self._arguments) if part == "--listen"}
-        arguments = [part for part in self._arguments if part != "--listen" and part not in listened]
-        self._start([*arguments, *(part for target in self.targets for part in ("--listen", target))])
+        arguments = [
+            part for part in self._arguments if part != "--listen" and part not in listened
+        ]
+        self._start(
+            [*arguments, *(part for target in self.targets for part in ("--listen", target))]
+        )
 
     def open_descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
@@ -125,7 +131,9 @@ class Service:
     def resident_bytes(self) -> int:
         status = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text(encoding="ascii")
         lines = dict(line.split(":", 1) for line in status.splitlines()[1:])
-        return int(lines["Anonymous"].split()[0]) << 10  # mapped files come and go as the system likes
+        return (
+            int(lines["Anonymous"].split()[0]) << 10
+        )  # mapped files come and go as the system likes
 
     def channel(self, target: str | None = None) -> grpc.Channel:
         return grpc.insecure_channel(target or self.target, [("grpc.use_local_subchannel_pool", 1)])
@@ -145,7 +153,9 @@ def running(
     environment: Mapping[str, str] | None = None,
     unix: bool = False,
 ) -> Iterator[Service]:
-    """Run `rest-store serve` on free ports, and with `unix` on a socket, too; ended when the block is left.
+    """Run `rest-store serve` on free ports, and with `unix` on a socket, too.
+
+    Ended when the block is left.
 
     Raises:
         RuntimeError: it did not start; the message holds its log.
@@ -216,7 +226,9 @@ def reason_of(error: grpc.RpcError) -> str | None:
 
 
 def failed(error: type[RestStoreError], call: Callable[[], object], *fragments: str) -> str:
-    """Return the message with which `call` raises exactly `error`: an outage, which says plainly what failed."""
+    """Return the message with which `call` raises exactly `error`:
+    an outage, which says plainly what failed.
+    """
     with pytest.raises(error) as caught:
         call()
     message = str(caught.value)
@@ -228,7 +240,9 @@ def failed(error: type[RestStoreError], call: Callable[[], object], *fragments: 
 
 
 def metrics_of(service: Service) -> dict[tuple[str, ...], float]:
-    """The metrics of a service by name and values of labels, these in the order of the labels' names."""
+    """The metrics of a service by name and values of labels, these
+    in the order of the labels' names.
+    """
     assert service.metrics is not None
     with urllib.request.urlopen(service.metrics, timeout=PATIENCE) as response:
         text = response.read().decode()

@@ -1,4 +1,6 @@
-"""Draft sessions that a service runs: what a client says on the wire, and a relay that changes what it hears."""
+"""Draft sessions that a service runs: what a client says on the
+wire, and a relay that changes what it hears.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class SessionTalk:
 
 
 def opening(*tokens: int, nodes: int | None = 8, **fields: Any) -> Request:
-    """Return the first message of a session over the datastore "a", which asks for a tree unless `nodes` is None."""
+    """Return the first message of a session over the datastore "a",
+    which asks for a tree unless `nodes` is None.
+    """
     fields = {"selection": pb.Selection(datastores=["a"]), **fields}
     message = Request(open=pb.SessionOpening(tokens=packed(tokens), **fields))
     if nodes is not None:
@@ -100,7 +104,9 @@ class Nodes(NamedTuple):
     def packed(self) -> bytes:
         """Return them as an answer has them."""
         kinds = ("<i4", "<f4", "<i2", "u1")
-        return b"".join(np.array(column, kind).tobytes() for column, kind in zip(self, kinds, strict=True))
+        return b"".join(
+            np.array(column, kind).tobytes() for column, kind in zip(self, kinds, strict=True)
+        )
 
 
 def sessions_of(service: Service) -> tuple[float, float]:
@@ -114,7 +120,8 @@ class Relay(grpc.GenericRpcHandler):
 
     Args:
         target: address of the service.
-        answer: given the name of a method and an answer, returns what to answer in its place, or None for nothing.
+        answer: given the name of a method and an answer, returns what to answer in its place, or
+            None for nothing.
 
     Attributes:
         received: names of methods and requests, in the order in which they came.
@@ -123,7 +130,9 @@ class Relay(grpc.GenericRpcHandler):
         target: its own address.
     """
 
-    def __init__(self, target: str, answer: Callable[[str, bytes], bytes | None] = lambda _, data: data) -> None:
+    def __init__(
+        self, target: str, answer: Callable[[str, bytes], bytes | None] = lambda _, data: data
+    ) -> None:
         self.received: list[tuple[str, bytes]] = []
         self.answer = answer
         self.aborts: grpc.StatusCode | None = None
@@ -136,7 +145,9 @@ class Relay(grpc.GenericRpcHandler):
     def service(self, details: Any) -> Any:
         """Return the handler of a method; as gRPC asks for."""
         name = details.method.removeprefix(PREFIX)
-        return grpc.stream_stream_rpc_method_handler(lambda requests, context: self._pass_on(name, requests, context))
+        return grpc.stream_stream_rpc_method_handler(
+            lambda requests, context: self._pass_on(name, requests, context)
+        )
 
     def _pass_on(self, name: str, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         def heard() -> Iterator[bytes]:

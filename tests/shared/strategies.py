@@ -42,7 +42,8 @@ class Corpus:
 TWO_SHARDS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
 ONE_TO_NINE = Corpus(300, [[[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 7, 7], [5, 6, 1, 2]]])
 
-# Vocabularies of both token widths; their first and last ids are used, so that ids of one to three bytes occur.
+# Vocabularies of both token widths; their first and last ids are used, so that ids of one to three
+# bytes occur.
 VOCABULARY_SIZES = [3, 256, 49_152, 65_535, 65_536, 131_072, 2**24 - 1]
 
 
@@ -69,7 +70,9 @@ def contexts(draw: st.DrawFn, corpus: Corpus) -> list[int]:
 
 def sorted_suffixes(symbols: list[int], separator: int) -> list[int]:
     """The suffix array of FORMAT.md, section 3, by comparing lists."""
-    return sorted((p for p, symbol in enumerate(symbols) if symbol != separator), key=lambda p: symbols[p:])
+    return sorted(
+        (p for p, symbol in enumerate(symbols) if symbol != separator), key=lambda p: symbols[p:]
+    )
 
 
 def pack_entries(entries: list[int], bits: int) -> bytes:
@@ -81,10 +84,14 @@ def pack_entries(entries: list[int], bits: int) -> bytes:
 def entries_of(shard: Shard) -> list[int]:
     """The whole suffix array of a shard."""
     header = shard.suffixes.header
-    return gather_entries(shard.suffixes.packed, header.bits, np.arange(header.entry_count)).tolist()
+    return gather_entries(
+        shard.suffixes.packed, header.bits, np.arange(header.entry_count)
+    ).tolist()
 
 
-def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def gather_entries(
+    raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
     """The entries at `ranks` int64[n] of the bit string `raw`, which a tail of 8 bytes follows."""
     offsets = ranks * bits
     loaded = raw[(offsets >> 3)[:, None] + np.arange(8)].view("<u8")[:, 0]
@@ -101,8 +108,12 @@ def identity(vocabulary_size: int) -> TokenizerIdentity:
     return TokenizerIdentity("test", "sha256:" + f"{vocabulary_size:064x}", vocabulary_size, {}, {})
 
 
-def write_datastore(directory: Path, corpus: Corpus, tokenizer: TokenizerIdentity | None = None) -> Path:
-    """Write the datastore of `corpus` with the writers of `datastore.shard`; small ones are sorted by brute force.
+def write_datastore(
+    directory: Path, corpus: Corpus, tokenizer: TokenizerIdentity | None = None
+) -> Path:
+    """Write the datastore of `corpus` with the writers of `datastore.shard`.
+
+    Small ones are sorted by brute force.
 
     Args:
         directory: of the datastore.
@@ -125,7 +136,9 @@ def write_datastore(directory: Path, corpus: Corpus, tokenizer: TokenizerIdentit
             keys, entries = keys_of(tokens, order[::64]), np.frombuffer(packed, np.uint8)
         else:
             header = tokens.header
-            keys, entries = suffix_array.sorted_suffixes(tokens.raw[HEADER_SIZE:], header.width, header.token_count)
+            keys, entries = suffix_array.sorted_suffixes(
+                tokens.raw[HEADER_SIZE:], header.width, header.token_count
+            )
         write_suffixes(directory / f"{name}.suffixes", tokens.header, keys, entries)
         records.append(ShardRecord.of(name, Shard.open(directory, name)))
     tokenizer = identity(corpus.vocabulary_size) if tokenizer is None else tokenizer
@@ -147,7 +160,9 @@ def brute_count(corpus: Corpus, tokens: list[int]) -> int:
 
 
 def zipf_corpus(seed: int, tokens: int, alphabet: int, vocabulary_size: int, shards: int) -> Corpus:
-    """Documents from a random second-order source, so that matches are long, frequent and uneven."""
+    """Documents from a random second-order source, so that
+    matches are long, frequent and uneven.
+    """
     rng = np.random.default_rng(seed)
     ids = np.sort(rng.choice(vocabulary_size, alphabet, replace=False))
     out: list[list[list[int]]] = [[] for _ in range(shards)]
@@ -169,11 +184,16 @@ def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], object]) -
 
 
 def seal_manifest(directory: Path, fields: dict[str, Any]) -> None:
-    """Write `manifest.json` with a correct checksum of its own; characters that UTF-8 lacks as escapes."""
+    """Write `manifest.json` with a correct checksum of its own.
+
+    Characters that UTF-8 lacks as escapes.
+    """
     blank = "0" * 64
     content = json.dumps({**fields, "manifest_sha256": blank}).encode("ascii")
     digest = hashlib.sha256(content).hexdigest()
-    (directory / FILE_NAME).write_bytes(content.replace(blank.encode("ascii"), digest.encode("ascii")))
+    (directory / FILE_NAME).write_bytes(
+        content.replace(blank.encode("ascii"), digest.encode("ascii"))
+    )
 
 
 def edit_file(path: Path, change: Callable[[bytearray], object]) -> None:
@@ -189,7 +209,9 @@ def seal_header(data: bytearray) -> None:
 
 
 def seal_datastore(directory: Path) -> None:
-    """Correct all checksums and counts of a datastore, so that only a full read finds faults in its payloads."""
+    """Correct all checksums and counts of a datastore, so that only
+    a full read finds faults in its payloads.
+    """
     fields = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
     for record in fields["shards"]:
         digest = b""
@@ -213,7 +235,10 @@ def seal_datastore(directory: Path) -> None:
 
 
 def refused(error: type[RestStoreError], call: Callable[[], object], *fragments: str) -> str:
-    """Return the message of the `error` that `call` raises; it has the form of `describe` and contains `fragments`."""
+    """Return the message of the `error` that `call` raises.
+
+    It has the form of `describe` and contains `fragments`.
+    """
     with pytest.raises(error) as caught:
         call()
     message = str(caught.value)

@@ -1,4 +1,6 @@
-"""Tiny language models with random weights, of many architectures, and drafters to try them with."""
+"""Tiny language models with random weights, of many
+architectures, and drafters to try them with.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tokenizers import processors
 import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
 from rest_store.generation.draft_sessions import EMPTY
 from tests.shared.models import CHATML, byte_level_bpe
@@ -35,7 +37,13 @@ _ROPE = {
     "eos_token_id": None,  # tests that want an end name its token
 }
 _NEOX = {name: value for name, value in _ROPE.items() if name != "num_key_value_heads"}
-_GEMMA = {**_ROPE, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8, "tie_word_embeddings": False}
+_GEMMA = {
+    **_ROPE,
+    "head_dim": 8,
+    "sliding_window": 8,
+    "query_pre_attn_scalar": 8,
+    "tie_word_embeddings": False,
+}
 _GEMMA["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]  # type: ignore[assignment]
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
@@ -80,7 +88,8 @@ def tiny_model(
     dtype: torch.dtype = torch.float32,
     positions: int | None = None,
 ) -> Any:
-    """A model with weights that depend on `architecture` alone, large enough that logits differ clearly.
+    """A model with weights that depend on `architecture` alone,
+    large enough that logits differ clearly.
 
     Args:
         architecture: a key of `ARCHITECTURES`.
@@ -91,7 +100,9 @@ def tiny_model(
     prefix, arguments = ARCHITECTURES[architecture]
     arguments = dict(arguments)
     if positions is not None:
-        arguments["n_positions" if "n_positions" in arguments else "max_position_embeddings"] = positions
+        arguments["n_positions" if "n_positions" in arguments else "max_position_embeddings"] = (
+            positions
+        )
     kind = arguments.pop("class", f"{prefix}ForCausalLM")
     config = getattr(transformers, arguments.pop("config", f"{prefix}Config"))(**arguments)
     config.initializer_range = config.init_std = 0.5 if prefix == "GPTNeoX" else 0.3
@@ -102,7 +113,9 @@ def tiny_model(
     return model.to(dtype).eval()
 
 
-def prompts(rows: int, length: int = 14, *, seed: int = 0, padded: bool = True) -> dict[str, torch.Tensor]:
+def prompts(
+    rows: int, length: int = 14, *, seed: int = 0, padded: bool = True
+) -> dict[str, torch.Tensor]:
     """Random prompts, each row but the first with another amount of padding on the left."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, VOCABULARY, (rows, length), generator=generator)
@@ -114,7 +127,8 @@ def prompts(rows: int, length: int = 14, *, seed: int = 0, padded: bool = True) 
 
 
 class Drafted:
-    """A source whose sessions `make` makes of the text so far: what they draft is verified as it is.
+    """A source whose sessions `make` makes of the text so far: what
+    they draft is verified as it is.
 
     Args:
         make: returns an object with `draft`, `accept` and `close`.
@@ -137,15 +151,18 @@ class _Member:
         self.session = session
         self.close = session.close
 
-    def send(self, limits: DraftLimits) -> None:
+    def send(self, limits: DraftOptions) -> None:
         self.limits = limits
 
     def receive(self, timeout: float | None) -> TokenTree:
         tree = self.session.draft(
-            max_nodes=self.limits.max_nodes, costs=self.limits.costs if len(self.limits.costs) else None
+            max_nodes=self.limits.max_nodes,
+            costs=self.limits.costs if len(self.limits.costs) else None,
         )
         size = len(tree)
-        return TokenTree(tree.tokens, tree.parents, tree.counts, scores=[1.0] * size, origins=[1] * size)
+        return TokenTree(
+            tree.tokens, tree.parents, tree.counts, scores=[1.0] * size, origins=[1] * size
+        )
 
     def accept(self, tokens: Any, top_k: Any, node_top_k: Any) -> None:
         self.session.accept(tokens.tolist())
@@ -160,7 +177,10 @@ class Scripted:
     """
 
     def __init__(
-        self, prompt: list[int], futures: dict[tuple[int, ...], list[int]], script: Callable[..., Any]
+        self,
+        prompt: list[int],
+        futures: dict[tuple[int, ...], list[int]],
+        script: Callable[..., Any],
     ) -> None:
         self.future = list(futures[tuple(prompt)])
         self.script = script
@@ -193,8 +213,11 @@ class SameTree:
         pass
 
 
-def drafted(model: Any, inputs: dict[str, torch.Tensor], expected: torch.Tensor, script: Any, **options: Any) -> Any:
-    """The output of a generation for which `script` drafts, or one script for each row, in every step.
+def drafted(
+    model: Any, inputs: dict[str, torch.Tensor], expected: torch.Tensor, script: Any, **options: Any
+) -> Any:
+    """The output of a generation for which `script` drafts, or one
+    script for each row, in every step.
 
     Args:
         model: tiny.
@@ -227,9 +250,14 @@ def wrong(future: list[int], random: np.random.Generator, max_nodes: int) -> Tok
 
 
 def bushy(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
-    """A tree in random order in which the true path is somewhere, cut off somewhere, among branches."""
+    """A tree in random order in which the true path is somewhere,
+    cut off somewhere, among branches.
+    """
     true = future[: int(random.integers(0, 6))]
-    paths = [true[:cut] + random.integers(0, VOCABULARY, 3).tolist() for cut in random.integers(0, len(true) + 1, 3)]
+    paths = [
+        true[:cut] + random.integers(0, VOCABULARY, 3).tolist()
+        for cut in random.integers(0, len(true) + 1, 3)
+    ]
     paths.insert(int(random.integers(0, 4)), true)
     tree = tree_of([path for path in paths if path])
     return tree if len(tree) <= max_nodes else EMPTY
@@ -238,24 +266,32 @@ def bushy(future: list[int], random: np.random.Generator, max_nodes: int) -> Tok
 SCRIPTS: dict[str, Callable[..., Any]] = {"right": right, "wrong": wrong, "bushy": bushy}
 
 
-def futures_of(inputs: dict[str, torch.Tensor], sequences: torch.Tensor) -> dict[tuple[int, ...], list[int]]:
+def futures_of(
+    inputs: dict[str, torch.Tensor], sequences: torch.Tensor
+) -> dict[tuple[int, ...], list[int]]:
     """What follows each prompt of `inputs` in the finished `sequences`, with some more behind."""
     length = inputs["input_ids"].shape[1]
     futures = {}
-    for ids, mask, sequence in zip(inputs["input_ids"], inputs["attention_mask"], sequences, strict=True):
+    for ids, mask, sequence in zip(
+        inputs["input_ids"], inputs["attention_mask"], sequences, strict=True
+    ):
         prompt = tuple(ids[mask.bool()].tolist())
         futures[prompt] = sequence[length:].tolist() + [9] * 8
     return futures
 
 
 def text_tokenizer() -> Any:
-    """A tokenizer that begins every text with a token of its own, and whose chat template writes that token, too."""
+    """A tokenizer that begins every text with a token of its own,
+    and whose chat template writes that token, too.
+    """
     words = byte_level_bpe()
     begin = "<|im_start|>"
     words.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A", special_tokens=[(begin, words.token_to_id(begin))]
     )
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token=begin, eos_token="<|endoftext|>")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token=begin, eos_token="<|endoftext|>"
+    )
     tokenizer.chat_template = "{{ bos_token }}" + CHATML
     return tokenizer
 
@@ -273,6 +309,8 @@ def write_model(directory: Path, **config: Any) -> Path:
         "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3, "eos_token_id": None,
         "pad_token_id": 0,
     }  # fmt: skip
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**usual, **config})).save_pretrained(directory)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**usual, **config})).save_pretrained(
+        directory
+    )
     text_tokenizer().save_pretrained(directory)
     return directory

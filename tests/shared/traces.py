@@ -17,9 +17,14 @@ LABELS = ["python.ds", "prompt lookup", "recycled logits"]
 
 
 def traced(
-    words: Sequence[int], *, nodes: int = 7, accepted: int = 3, origins: Sequence[int] = (1, 2, 4, 5)
+    words: Sequence[int],
+    *,
+    nodes: int = 7,
+    accepted: int = 3,
+    origins: Sequence[int] = (1, 2, 4, 5),
 ) -> list[Piece]:
-    """Passes in which `words` are written: the first by the prompt's pass, then `accepted` and a bonus in each pass.
+    """Passes in which `words` are written: the first by the
+    prompt's pass, then `accepted` and a bonus in each pass.
 
     Args:
         words: token ids.
@@ -33,7 +38,11 @@ def traced(
         path = written[:accepted]
         tokens, parents = list(path), list(range(-1, len(path) - 1))
         while len(tokens) < nodes:
-            parents.append(len(tokens) - 1 if (len(tokens) - len(path)) % 2 else (len(tokens) % (len(path) + 1)) - 1)
+            parents.append(
+                len(tokens) - 1
+                if (len(tokens) - len(path)) % 2
+                else (len(tokens) % (len(path) + 1)) - 1
+            )
             tokens.append(300 + len(tokens))  # a token that is not written
         scores = 0.97 ** np.arange(1, 1 + len(tokens))
         kinds = [origins[node % len(origins)] for node in range(len(tokens))]

@@ -1,4 +1,6 @@
-"""An upstream in this process: what a service would be to replicas, with faults that tests ask for."""
+"""An upstream in this process: what a service would be to
+replicas, with faults that tests ask for.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ class Service:
         live: the datastore; None: the service is away.
         tokenizer: that it says it has; None: that of the datastore.
         change: what becomes of changes on their way.
-        most_bytes: of one message.
+        max_bytes: of one message.
     """
 
     def __init__(self, live: LiveDatastore | None) -> None:
         self.live = live
         self.tokenizer: TokenizerIdentity | None = None
         self.change: Callable[[Changes], Changes] = lambda changes: changes
-        self.most_bytes = 1 << 20
+        self.max_bytes = 1 << 20
 
     def require(self) -> LiveDatastore:
         if self.live is None:
@@ -59,17 +61,25 @@ class InProcess:
     def changes(self, after: int, datastore_id: str) -> Iterator[Changes]:
         live = self._service.require()
         while not self._closed.is_set() and self._service.live is live:
-            changes = live.changes(after, datastore_id, most_bytes=self._service.most_bytes)
+            changes = live.changes(after, datastore_id, max_bytes=self._service.max_bytes)
             after, datastore_id = changes.last, changes.datastore_id
             yield self._service.change(changes)
             live.wait_for_change(after, 0.02)
         raise ServiceUnavailableError(f"{self.location}: disconnected")
 
     def add(
-        self, documents: Sequence[Any], ids: Sequence[str] | None, *, namespace: str, group: str, epoch: int
+        self,
+        documents: Sequence[Any],
+        ids: Sequence[str] | None,
+        *,
+        namespace: str,
+        group: str,
+        epoch: int,
     ) -> tuple[AddedDocuments, int]:
         live = self._service.require()
-        return live.namespace(namespace).add(documents, ids, group=group, epoch=epoch), live.newest_change
+        return live.namespace(namespace).add(
+            documents, ids, group=group, epoch=epoch
+        ), live.newest_change
 
     def delete(self, ids: Sequence[str], *, namespace: str) -> tuple[int, int]:
         live = self._service.require()

@@ -1,7 +1,9 @@
-"""Drafts for every generation of the model in whose directory this file stands, as `custom_generate/generate.py`.
+"""Drafts for every generation of the model in whose directory this
+file stands, as `custom_generate/generate.py`.
 
-transformers calls `generate` instead of the model's own where code of the directory is trusted. The datastores are
-named by the variable REST_STORE_DATASTORES: directories, and addresses of services, separated by spaces.
+transformers calls `generate` instead of the model's own where code of the directory is trusted. The
+datastores are named by the variable REST_STORE_DATASTORES: directories, and addresses of services,
+separated by spaces.
 """
 
 import functools
@@ -31,7 +33,10 @@ def generate(
         generation_config = copy(generation_config)
         generation_config.stop_strings = None
     if stop_strings:
-        stopping_criteria = [*(stopping_criteria or []), StopStringCriteria(tokenizer, stop_strings)]
+        stopping_criteria = [
+            *(stopping_criteria or []),
+            StopStringCriteria(tokenizer, stop_strings),
+        ]
     return type(model).generate(
         model,
         inputs,
@@ -53,4 +58,8 @@ def sources():
 
 def opened(place):
     """Return the datastore in a directory, or a client of the service at an address."""
-    return rest_store.Datastore.open(place) if Path(place).is_dir() else rest_store.DatastoreClient(place)
+    return (
+        rest_store.Datastore.open(place)
+        if Path(place).is_dir()
+        else rest_store.DatastoreClient(place)
+    )

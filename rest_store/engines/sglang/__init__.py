@@ -1,1 +1,3 @@
-"""Drafts inside SGLang: a speculative algorithm of its registry, `REST_STORE`, which verifies trees (SGLang 0.5.23)."""
+"""Drafts inside SGLang: a speculative algorithm of its registry,
+`REST_STORE`, which verifies trees (SGLang 0.5.23).
+"""

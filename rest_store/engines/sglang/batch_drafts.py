@@ -1,4 +1,6 @@
-"""Drafts for the batches of SGLang's scheduler: what its requests have written, and what the model found likely."""
+"""Drafts for the batches of SGLang's scheduler: what its requests
+have written, and what the model found likely.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 class BatchDrafts:
     """A draft for each request of a batch, step by step. No fault of drafting is raised.
 
-    Where SGLang prepares a step while the one before still runs, the newest tokens may be missing in its requests; then
-    the batch has them. Whether they are missing, the length of the cache tells.
+    Where SGLang prepares a step while the one before still runs, the newest tokens may be missing
+    in its requests; then the batch has them. Whether they are missing, the length of the cache
+    tells.
 
     Args:
         drafter: has a session for each request.
@@ -38,9 +41,13 @@ class BatchDrafts:
         self._requests: dict[str, Req] = {}  # that have begun
         self._sizes: dict[str, int] = {}  # of the drafts of the latest step
         self._indices: dict[str, int] = {}  # of requests in `_likely`
-        self._likely: torch.Tensor | Rows | None = None  # of the latest step, on the device until it is asked for
+        self._likely: torch.Tensor | Rows | None = (
+            None  # of the latest step, on the device until it is asked for
+        )
 
-    def arrays(self, batch: ScheduleBatch, *, is_ahead: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def arrays(
+        self, batch: ScheduleBatch, *, is_ahead: bool
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Return the tokens and the mask that a step verifies, as `verify_arrays`.
 
         Args:
@@ -67,12 +74,16 @@ class BatchDrafts:
                 trees[index] = tree
         except Exception as error:
             self._drafter.metrics.count_error("batch", error)
-        self._sizes = {request.rid: len(tree) for request, tree in zip(requests, trees, strict=True)}
+        self._sizes = {
+            request.rid: len(tree) for request, tree in zip(requests, trees, strict=True)
+        }
         self._likely = None  # of the nodes of another tree from now on
         return verify_arrays(last, trees, self._nodes)
 
     def _step(self, request: Req, newest: Sequence[int], cached: int) -> StepRequest:
-        """Return what a request asks for; it begins if it is not known yet, or its text is another than before.
+        """Return what a request asks for.
+
+        It begins if it is not known yet, or its text is another than before.
 
         Args:
             request: SGLang's.
@@ -97,34 +108,53 @@ class BatchDrafts:
                 len(prompt),
                 most=sampling.max_new_tokens,
                 ends=frozenset(ends).union(sampling.stop_token_ids or ()),
-                **extras_of(sampling.custom_params, partial(self._drafter.metrics.count_error, "references")),
+                **extras_of(
+                    sampling.custom_params, partial(self._drafter.metrics.count_error, "references")
+                ),
             )
         )
         return StepRequest(request.rid, _tokens(), most)
 
     def _most(self, request: Req) -> int:
-        """Return how many draft tokens a request may have; none where SGLang would count what is accepted wrongly.
+        """Return how many draft tokens a request may have.
 
-        In 0.5.23 penalties and `min_new_tokens` count one token a step, the last one, whatever was accepted, and one
-        penalty is used for all nodes (`ScheduleBatch.cumulate_penalty_output_tokens`, `eagle_sample`). A step without a
-        draft writes one token. Steps are counted from the reading of a text, anew where a request was put off.
+        None where SGLang would count what is accepted wrongly.
+
+        In 0.5.23 penalties and `min_new_tokens` count one token a step, the last one, whatever was
+        accepted, and one penalty is used for all nodes
+        (`ScheduleBatch.cumulate_penalty_output_tokens`, `eagle_sample`). A step without a draft
+        writes one token. Steps are counted from the reading of a text, anew where a request was put
+        off.
         """
         sampling = request.sampling_params
-        is_penalized = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1, 0, 0)
-        must_go_on = request.decode_batch_idx < sampling.min_new_tokens  # as SGLang counts it in this step
+        is_penalized = (
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        ) != (1, 0, 0)
+        must_go_on = (
+            request.decode_batch_idx < sampling.min_new_tokens
+        )  # as SGLang counts it in this step
         return 0 if is_penalized or must_go_on else self._nodes - 1
 
     def _likely_rows(self, rid: str) -> Rows | None:
-        """Return what the model found likely after the text and each node of the latest draft; None if unknown."""
+        """Return what the model found likely after the text and each node of the latest draft.
+
+        None if unknown.
+        """
         if self._likely is None or rid not in self._indices:
             return None
         if isinstance(self._likely, torch.Tensor):
             self._likely = self._likely.cpu().numpy()
-        rows: Rows = self._likely.reshape(len(self._indices), -1, self._likely.shape[1])[self._indices[rid]]
+        rows: Rows = self._likely.reshape(len(self._indices), -1, self._likely.shape[1])[
+            self._indices[rid]
+        ]
         return rows[: 1 + self._sizes.get(rid, 0)]
 
     def take(self, batch: ScheduleBatch, logits: torch.Tensor) -> None:
-        """Keep the most likely tokens of a step's logits, [B * nodes, vocabulary], without waiting for the device."""
+        """Keep the most likely tokens of a step's logits, [B *
+        nodes, vocabulary], without waiting for the device.
+        """
         try:
             self._indices = {request.rid: index for index, request in enumerate(batch.reqs)}
             self._likely = likely_tokens(logits)
@@ -145,7 +175,10 @@ class BatchDrafts:
         self._drafter.finish([rid])
 
     def drop(self, rids: Iterable[str]) -> None:
-        """Forget requests that have left the batch without an end; if they were put off, they begin anew."""
+        """Forget requests that have left the batch without an end.
+
+        If they were put off, they begin anew.
+        """
         self._drafter.drop([rid for rid in list(rids) if self._requests.pop(rid, None) is not None])
 
 

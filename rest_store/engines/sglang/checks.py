@@ -1,4 +1,6 @@
-"""What is looked at before SGLang loads its model, so that a mistake is said after seconds and not after minutes."""
+"""What is looked at before SGLang loads its model, so that a
+mistake is said after seconds and not after minutes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _log = logging.getLogger(__name__)
 def require_datastores(settings: EngineSettings, arguments: Any) -> None:
     """Refuse datastores on this machine that are absent, or have another tokenizer than the model.
 
-    What is elsewhere is asked for once the model is loaded, and so is whatever needs the model's vocabulary.
+    What is elsewhere is asked for once the model is loaded, and so is whatever needs the model's
+    vocabulary.
 
     Args:
         settings: name the datastores.
@@ -42,7 +45,10 @@ def require_datastores(settings: EngineSettings, arguments: Any) -> None:
 
 
 def _identity(arguments: Any) -> TokenizerIdentity | None:
-    """Return the identity of the tokenizer that SGLang will load; None: it loads none, or not in this way."""
+    """Return the identity of the tokenizer that SGLang will load.
+
+    None: it loads none, or not in this way.
+    """
     if arguments.skip_tokenizer_init:
         return None
     try:

@@ -1,4 +1,6 @@
-"""What SGLang's registry has of us, as its plug-ins say: the algorithm, and what it makes of the server's arguments."""
+"""What SGLang's registry has of us, as its plug-ins say: the
+algorithm, and what it makes of the server's arguments.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from sglang.version import __version__
 from rest_store.engines.sglang.checks import require_datastores
 from rest_store.engines.sglang.seam import NGRAM_ARGUMENTS, all_differences
 from rest_store.engines.sglang.settings import VARIABLE, read_settings
-from rest_store.errors import EngineSettingsError, describe
+from rest_store.errors import ArgumentError, describe
 
 if TYPE_CHECKING:
     from rest_store.engines.sglang.worker import RestStoreWorker
@@ -21,23 +23,26 @@ if TYPE_CHECKING:
 NAME = "REST_STORE"
 _NODES = 16  # verified for a request in a step, with its last token
 _REQUESTS = 48  # at once, as SGLang limits them for its own n-gram lookup
-_MOST_DIFFERENCES = 3  # that a message names
+_MAX_DIFFERENCES = 3  # that a message names
 
 
 def register() -> None:
-    """Add the algorithm to SGLang's registry: the entry point `rest_store` of the group `sglang.srt.plugins`.
+    """Add the algorithm to SGLang's registry: the entry point
+    `rest_store` of the group `sglang.srt.plugins`.
 
-    SGLang calls this in each of its processes, whatever algorithm is asked for, and only logs what it raises. So what
-    is wrong with settings or arguments is said when the algorithm is chosen.
+    SGLang calls this in each of its processes, whatever algorithm is asked for, and only logs what
+    it raises. So what is wrong with settings or arguments is said when the algorithm is chosen.
     """
-    SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=RestStoreAlgorithm)(_worker_class)
+    SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=RestStoreAlgorithm)(
+        _worker_class
+    )
 
 
 class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need not be installed
     """Drafts from datastores, verified as those of SGLang's own n-gram lookup are.
 
-    SGLang asks its algorithms what they are in many places; `is_ngram` leads it to trees of any shape. The three last
-    answers are asked of all algorithms, but the base class has none.
+    SGLang asks its algorithms what they are in many places; `is_ngram` leads it to trees of any
+    shape. The three last answers are asked of all algorithms, but the base class has none.
     """
 
     def is_ngram(self) -> bool:
@@ -55,10 +60,10 @@ class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need n
             server_args: SGLang's arguments; what is set here is what the server runs with.
 
         Raises:
-            EngineSettingsError: a setting is wrong, an argument does not go together with the algorithm, or this SGLang
-                is not like the one that the worker was written for.
-            RestStoreError: of the subclass for the cause: a datastore in this place cannot be opened, or has another
-                tokenizer than the model.
+            ArgumentError: a setting is wrong, an argument does not go together with the algorithm,
+                or this SGLang is not like the one that the worker was written for.
+            RestStoreError: of the subclass for the cause: a datastore in this place cannot be
+                opened, or has another tokenizer than the model.
         """
         _require_seam()
         settings = read_settings()
@@ -76,7 +81,9 @@ class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need n
         server_args.speculative_num_steps = max(1, steps)
         server_args.enable_mixed_chunk = False
         if server_args.device == "cpu":
-            server_args.disable_overlap_schedule = True  # SGLang has none there with any speculation
+            server_args.disable_overlap_schedule = (
+                True  # SGLang has none there with any speculation
+            )
         require_datastores(settings, server_args)
 
     def need_topk(self) -> bool:
@@ -103,25 +110,37 @@ def _require_arguments(arguments: Any) -> None:
     page = arguments.page_size
     pages_fit = arguments.attention_backend == "flashinfer" or arguments.speculative_eagle_topk == 1
     checks = [
-        (arguments.device in ("cuda", "cpu", "xpu"), "--device", arguments.device, "cuda, cpu or xpu"),
+        (
+            arguments.device in ("cuda", "cpu", "xpu"),
+            "--device",
+            arguments.device,
+            "cuda, cpu or xpu",
+        ),
         (arguments.pp_size == 1, "--pp-size", arguments.pp_size, 1),
         (arguments.attn_dp_size == 1, "--enable-dp-attention", "set", "absent"),
-        (pages_fit or page in (None, 1), "--page-size", page, "1, or --speculative-eagle-topk 1, which drafts chains"),
+        (
+            pages_fit or page in (None, 1),
+            "--page-size",
+            page,
+            "1, or --speculative-eagle-topk 1, which drafts chains",
+        ),
     ]
     for fits, what, value, expected in checks:
         if not fits:
-            raise EngineSettingsError(describe(NAME, what, value, expected))
+            raise ArgumentError(describe(NAME, what, value, expected))
 
 
 def _require_no_ngram_arguments(arguments: Any) -> None:
-    """Refuse arguments that SGLang's own n-gram lookup alone has a use for, such as those of its corpora."""
+    """Refuse arguments that SGLang's own n-gram lookup alone has a
+    use for, such as those of its corpora.
+    """
     from sglang.srt.server_args import ServerArgs
 
     defaults = ServerArgs(model_path=arguments.model_path)
     for name in NGRAM_ARGUMENTS:
         if (value := getattr(arguments, name)) != getattr(defaults, name):
             expected = f"absent: {NAME} drafts from the datastores that {VARIABLE} names"
-            raise EngineSettingsError(describe(NAME, f"--{name.replace('_', '-')}", value, expected))
+            raise ArgumentError(describe(NAME, f"--{name.replace('_', '-')}", value, expected))
 
 
 def _require_seam() -> None:
@@ -129,5 +148,7 @@ def _require_seam() -> None:
     from rest_store.engines.sglang.worker import RestStoreWorker
 
     if differences := all_differences(RestStoreWorker):
-        found, expected = "; ".join(differences[:_MOST_DIFFERENCES]), "what 0.5.23 has"
-        raise EngineSettingsError(describe(f"SGLang {__version__}", "what the plug-in relies on", found, expected))
+        found, expected = "; ".join(differences[:_MAX_DIFFERENCES]), "what 0.5.23 has"
+        raise ArgumentError(
+            describe(f"SGLang {__version__}", "what the plug-in relies on", found, expected)
+        )

@@ -19,21 +19,52 @@ _WORKER = "sglang.srt.speculative.ngram_worker:NGRAMWorker"
 
 # Arguments of the server: read, and those that SGLang's own n-gram lookup alone has a use for.
 READ_ARGUMENTS = (
-    *("attention_backend", "attn_dp_size", "device", "disable_overlap_schedule", "enable_mixed_chunk"),
-    *("max_running_requests", "page_size", "pp_size", "served_model_name", "speculative_eagle_topk"),
+    *(
+        "attention_backend",
+        "attn_dp_size",
+        "device",
+        "disable_overlap_schedule",
+        "enable_mixed_chunk",
+    ),
+    *(
+        "max_running_requests",
+        "page_size",
+        "pp_size",
+        "served_model_name",
+        "speculative_eagle_topk",
+    ),
     *("speculative_ngram_max_bfs_breadth", "speculative_num_draft_tokens", "speculative_num_steps"),
-    *("model_path", "revision", "skip_tokenizer_init", "tokenizer_backend", "tokenizer_mode", "tokenizer_path"),
+    *(
+        "model_path",
+        "revision",
+        "skip_tokenizer_init",
+        "tokenizer_backend",
+        "tokenizer_mode",
+        "tokenizer_path",
+    ),
     "trust_remote_code",
 )
 NGRAM_ARGUMENTS = (
     *("speculative_ngram_capacity", "speculative_ngram_external_corpus_max_tokens"),
     *("speculative_ngram_external_corpus_path", "speculative_ngram_external_sam_budget"),
-    *("speculative_ngram_match_type", "speculative_ngram_max_trie_depth", "speculative_ngram_min_bfs_breadth"),
+    *(
+        "speculative_ngram_match_type",
+        "speculative_ngram_max_trie_depth",
+        "speculative_ngram_min_bfs_breadth",
+    ),
 )
 
-# What `NGRAMWorker.__init__` sets; the worker sets the same, but for the depth of a trie that is not there.
+# What `NGRAMWorker.__init__` sets; the worker sets the same, but for the depth of a trie that is
+# not there.
 WORKER_SETS = {
-    *("adaptive_controller", "device", "draft_token_num", "enable_overlap", "grammar_tree_host", "max_trie_depth"),
+    *(
+        "adaptive_controller",
+        "device",
+        "draft_token_num",
+        "enable_overlap",
+        "grammar_tree_host",
+        "max_trie_depth",
+    ),
     *("model_runner", "ngram_corpus", "page_size", "server_args", "speculative_num_draft_tokens"),
     *("speculative_num_steps", "topk", "_prev_decode_rids", "_target_worker"),
 }
@@ -54,7 +85,11 @@ PARTS = (
     Part("sglang.srt.managers.overlap_utils:FutureMap.__init__", ("self", "device", "spec_algo")),
     *(Part(f"{_ARGUMENTS}.{name}") for name in (*READ_ARGUMENTS, *NGRAM_ARGUMENTS)),
     # The worker: what is overridden of it, and called by SGLang.
-    Part(f"{_WORKER}.__init__", ("self", "server_args", "gpu_id", "nccl_port", "target_worker"), is_whole=True),
+    Part(
+        f"{_WORKER}.__init__",
+        ("self", "server_args", "gpu_id", "nccl_port", "target_worker"),
+        is_whole=True,
+    ),
     Part(f"{_WORKER}._prepare_draft_tokens", ("self", "batch"), is_whole=True),
     Part(f"{_WORKER}._update_ngram_corpus", ("self", "batch"), is_whole=True),
     Part(
@@ -64,10 +99,14 @@ PARTS = (
     ),
     Part(f"{_WORKER}.note_request_finished", ("self", "rid", "natural_stop"), is_whole=True),
     Part(f"{_WORKER}.add_external_corpus", ("self", "corpus_id", "token_chunks"), is_whole=True),
-    Part(f"{_WORKER}.commit_corpus_load", ("self", "corpus_id", "loaded_token_count"), is_whole=True),
+    Part(
+        f"{_WORKER}.commit_corpus_load", ("self", "corpus_id", "loaded_token_count"), is_whole=True
+    ),
     Part(f"{_WORKER}.remove_external_corpus", ("self", "corpus_id"), is_whole=True),
     Part(f"{_WORKER}.list_external_corpora", ("self",), is_whole=True),
-    Part("sglang.srt.speculative.base_spec_worker:BaseSpecWorker.__init__", ("self",), is_whole=True),
+    Part(
+        "sglang.srt.speculative.base_spec_worker:BaseSpecWorker.__init__", ("self",), is_whole=True
+    ),
     Part("sglang.srt.managers.tp_worker:TpModelWorker.model_config"),
     Part("sglang.srt.managers.tp_worker:TpModelWorker.model_runner"),
     Part("sglang.srt.managers.tp_worker:TpModelWorker.tokenizer"),
@@ -80,7 +119,11 @@ PARTS = (
     Part(f"{_BATCH}:ScheduleBatch.reqs"),
     Part(f"{_BATCH}:ScheduleBatch.seq_lens_cpu"),
     Part(f"{_BATCH}:ScheduleBatch.spec_info"),
-    Part("sglang.srt.model_executor.forward_batch_info:ForwardMode.is_decode", ("self",), is_whole=True),
+    Part(
+        "sglang.srt.model_executor.forward_batch_info:ForwardMode.is_decode",
+        ("self",),
+        is_whole=True,
+    ),
     Part("sglang.srt.speculative.ngram_info:NgramVerifyInput.accept_lens"),
     Part("sglang.srt.speculative.ngram_info:NgramVerifyInput.accept_tokens"),
     Part("sglang.srt.managers.utils:GenerationBatchResult.logits_output"),
@@ -130,9 +173,13 @@ def worker_differences(worker: type) -> list[str]:
     (native, *_) = worker.__bases__
     sets = assigned_in(vars(native)["__init__"]) or WORKER_SETS  # without source, unknown
     found = [f"{native.__name__}.__init__ sets {name}" for name in sorted(sets - WORKER_SETS)]
-    found += [f"{native.__name__}.__init__ no longer sets {name}" for name in sorted(WORKER_SETS - sets)]
+    found += [
+        f"{native.__name__}.__init__ no longer sets {name}" for name in sorted(WORKER_SETS - sets)
+    ]
     inherited: dict[str, Any] = {
-        name: method for name, method in vars(native).items() if inspect.isfunction(method) and name not in vars(worker)
+        name: method
+        for name, method in vars(native).items()
+        if inspect.isfunction(method) and name not in vars(worker)
     }
     for name, method in inherited.items():
         more = read_in(method, "self.ngram_corpus") - CORPUS_HAS
@@ -141,5 +188,7 @@ def worker_differences(worker: type) -> list[str]:
 
 
 def all_differences(worker: type) -> list[str]:
-    """Return how this SGLang differs from what `worker` and the plug-in were written for, in words."""
+    """Return how this SGLang differs from what `worker` and
+    the plug-in were written for, in words.
+    """
     return differences(PARTS) + worker_differences(worker)

@@ -6,7 +6,7 @@ import json
 import os
 
 from rest_store.engines.settings import EngineSettings
-from rest_store.errors import EngineSettingsError, describe
+from rest_store.errors import ArgumentError, describe
 
 VARIABLE = "REST_STORE_SGLANG"
 
@@ -15,10 +15,10 @@ def read_settings() -> EngineSettings:
     """Return the settings that the environment holds as JSON.
 
     Raises:
-        EngineSettingsError: they are absent, or not as `EngineSettings` has them.
+        ArgumentError: they are absent, or not as `EngineSettings` has them.
     """
     text = os.environ.get(VARIABLE)
     try:
         return EngineSettings.read(None if text is None else json.loads(text), VARIABLE)
     except json.JSONDecodeError as error:
-        raise EngineSettingsError(describe(VARIABLE, "value", f"no JSON: {error}", "an object")) from None
+        raise ArgumentError(describe(VARIABLE, "value", f"no JSON: {error}", "an object")) from None

@@ -24,7 +24,7 @@ from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sglang.batch_drafts import BatchDrafts
 from rest_store.engines.sglang.settings import VARIABLE, read_settings
 from rest_store.engines.sources import EngineSources
-from rest_store.errors import EngineSettingsError
+from rest_store.errors import ArgumentError
 
 _log = logging.getLogger(__name__)
 _GREEDY = ("cpu", "xpu")  # devices on which SGLang has no kernel that samples while it verifies
@@ -33,17 +33,20 @@ _GREEDY = ("cpu", "xpu")  # devices on which SGLang has no kernel that samples w
 class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be installed
     """Drafts trees with the sessions of this project, and has `NGRAMWorker` verify them.
 
-    With tensor parallelism, the first rank has the datastores and sends its drafts to the others, since all ranks must
-    verify the same.
+    With tensor parallelism, the first rank has the datastores and sends its drafts to the others,
+    since all ranks must verify the same.
 
     Args:
         server_args, gpu_id, nccl_port, target_worker: as SGLang passes them to all workers.
 
     Raises:
-        RestStoreError: the subclass that names what cannot be opened or has another tokenizer than the model.
+        RestStoreError: the subclass that names what cannot be opened or has another tokenizer than
+            the model.
     """
 
-    def __init__(self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
+    def __init__(
+        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+    ) -> None:
         # In place of NGRAMWorker's own, which compiles and fills a corpus: the same attributes.
         BaseSpecWorker.__init__(self)
         self.server_args = server_args
@@ -51,7 +54,9 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         self._target_worker = target_worker
         self.model_runner = target_worker.model_runner
         self.page_size = get_schedule().page_size
-        self.draft_token_num = self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
+        self.draft_token_num = self.speculative_num_draft_tokens = (
+            get_spec().speculative_num_draft_tokens
+        )
         self.topk = get_spec().speculative_eagle_topk
         self.speculative_num_steps = get_spec().speculative_num_steps
         self.device = get_device().device
@@ -60,8 +65,11 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         self._prev_decode_rids: set[str] = set()
         self._drafts: BatchDrafts | None = None
         if get_parallel().tp_group.rank_in_group == 0:
-            self._drafts = _batch_drafts(target_worker, self.draft_token_num, "chain" if self.topk == 1 else "tree")
-        # All that NGRAMWorker still asks of it: to forget who left the batch, and everything when its cache is emptied.
+            self._drafts = _batch_drafts(
+                target_worker, self.draft_token_num, "chain" if self.topk == 1 else "tree"
+            )
+        # All that NGRAMWorker still asks of it: to forget who left the batch, and everything when
+        # its cache is emptied.
         self.ngram_corpus = SimpleNamespace(erase_match_state=self._drop, reset=lambda: None)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
@@ -70,7 +78,9 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
             self._drafts.finish(rid)
 
     def add_external_corpus(self, corpus_id: str, token_chunks: list[list[int]]) -> int:
-        """Refuse what SGLang's own n-gram lookup has: texts that are added, removed and listed while it runs."""
+        """Refuse what SGLang's own n-gram lookup has: texts that
+        are added, removed and listed while it runs.
+        """
         raise _no_corpora()
 
     def commit_corpus_load(self, corpus_id: str, loaded_token_count: int) -> None:
@@ -85,15 +95,21 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         """Refuse this, too."""
         raise _no_corpora()
 
-    def forward_batch_generation(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> GenerationBatchResult:
+    def forward_batch_generation(
+        self, batch: ScheduleBatch, *args: Any, **kwargs: Any
+    ) -> GenerationBatchResult:
         """Run a step, and keep what the model found likely after each node."""
         is_step = batch.forward_mode.is_decode()  # verifying changes it
         result = super().forward_batch_generation(batch, *args, **kwargs)
-        if is_step and self._drafts is not None and not batch.has_grammar:  # a grammar masks logits in place
+        if (
+            is_step and self._drafts is not None and not batch.has_grammar
+        ):  # a grammar masks logits in place
             self._drafts.take(batch, result.logits_output.next_token_logits)
         return result
 
-    def _prepare_draft_tokens(self, batch: ScheduleBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def _prepare_draft_tokens(
+        self, batch: ScheduleBatch
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Return what the step verifies, as `verify_arrays`; in all ranks that of the first."""
         group, nodes = get_parallel().tp_group, self.draft_token_num
         if self._drafts is not None:
@@ -104,7 +120,9 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
             mask = np.empty(tokens.size * nodes, np.bool_)
         if group.world_size > 1:
             for array in (tokens, mask):  # written where it is received
-                torch.distributed.broadcast(torch.from_numpy(array), src=group.ranks[0], group=group.cpu_group)
+                torch.distributed.broadcast(
+                    torch.from_numpy(array), src=group.ranks[0], group=group.cpu_group
+                )
         return tokens, mask
 
     def _update_ngram_corpus(self, batch: ScheduleBatch) -> None:
@@ -116,21 +134,34 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
             self._drafts.drop(rids)
 
 
-def _no_corpora() -> EngineSettingsError:
-    return EngineSettingsError(f"REST_STORE drafts from datastores: name them in {VARIABLE}")
+def _no_corpora() -> ArgumentError:
+    return ArgumentError(f"REST_STORE drafts from datastores: name them in {VARIABLE}")
 
 
 def _batch_drafts(target: TpModelWorker, nodes: int, shape: str) -> BatchDrafts:
     """Return drafts from the datastores that the settings name."""
     model, size = target.model_config, int(target.model_config.vocab_size)
     sources = EngineSources(
-        read_settings(), target.tokenizer, name=str(model.model_path), vocabulary_size=size, where=VARIABLE, log=_log
+        read_settings(),
+        target.tokenizer,
+        name=str(model.model_path),
+        vocabulary_size=size,
+        where=VARIABLE,
+        log=_log,
     )
-    labels = {"engine": str(get_parallel().dp_rank or 0), "model_name": str(get_serving().served_model_name)}
+    labels = {
+        "engine": str(get_parallel().dp_rank or 0),
+        "model_name": str(get_serving().served_model_name),
+    }
     metrics = EngineMetrics(sources.labels, _log, labels=labels)
     drafter = RequestDrafter(sources, metrics, vocabulary_size=size)
     atexit.register(drafter.close)
-    _log.info("rest-store: drafts from %s; %ss of %d nodes", ", ".join(sources.labels), shape, nodes)
+    _log.info(
+        "rest-store: drafts from %s; %ss of %d nodes", ", ".join(sources.labels), shape, nodes
+    )
     if get_device().device in _GREEDY:
-        _log.warning("rest-store: on %s, SGLang verifies greedily, requests that sample, too", get_device().device)
+        _log.warning(
+            "rest-store: on %s, SGLang verifies greedily, requests that sample, too",
+            get_device().device,
+        )
     return BatchDrafts(drafter, nodes, shape)

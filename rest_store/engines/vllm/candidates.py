@@ -1,7 +1,9 @@
-"""The chains that texts may go on with, of which the device takes what follows the tokens that it has really written.
+"""The chains that texts may go on with, of which the device takes
+what follows the tokens that it has really written.
 
-A lookup knows a text as it was a step ago. The step under way adds up to K + 1 tokens to it. So what a session says of
-the K + 1 + K tokens after that text holds the K tokens that follow, if it was right so far.
+A lookup knows a text as it was a step ago. The step under way adds up to K + 1 tokens to it. So
+what a session says of the K + 1 + K tokens after that text holds the K tokens that follow, if it
+was right so far.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import torch
 from rest_store.datastore.tree import TokenTree
 from rest_store.engines.request import Chain, Tokens
 
-Worth = Callable[[Sequence[float]], bool]  # whether draft tokens with these scores are worth verifying
+Worth = Callable[
+    [Sequence[float]], bool
+]  # whether draft tokens with these scores are worth verifying
 
 
 class Draft(NamedTuple):
@@ -55,7 +59,10 @@ class Candidate(NamedTuple):
             is_worth: says of each draft whether it is to be verified.
         """
         tokens, origins = tree.tokens.tolist(), np.asarray(tree.origins).tolist()
-        scores = [1.0, *np.asarray(tree.scores).tolist()]  # the chance of the text itself, and of each token
+        scores = [
+            1.0,
+            *np.asarray(tree.scores).tolist(),
+        ]  # the chance of the text itself, and of each token
         drafts = []
         for grown in range(min(lag, len(tokens)) + 1):
             end = grown + most

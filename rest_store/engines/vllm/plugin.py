@@ -1,8 +1,10 @@
-"""The plug-in that vLLM loads in each of its processes, for the model runner V2 of vLLM 0.32 and 0.33.
+"""The plug-in that vLLM loads in each of its processes, for the
+model runner V2 of vLLM 0.32 and 0.33.
 
-It wraps the function with which the model runner makes its speculator: an n-gram lookup, or a trained head. If
-`additional_config` has settings for it, that gets drafts from sessions beside its own. Where vLLM is not as the table
-of `rest_store.engines.vllm.seam` says, its own speculator is left alone, and a line says so.
+It wraps the function with which the model runner makes its speculator: an n-gram lookup, or a
+trained head. If `additional_config` has settings for it, that gets drafts from sessions beside its
+own. Where vLLM is not as the table of `rest_store.engines.vllm.seam` says, its own speculator is
+left alone, and a line says so.
 """
 
 from __future__ import annotations
@@ -33,9 +35,13 @@ from rest_store.seam import Part, difference, differences
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ARGUMENTS = "vllm.engine.arg_utils"
 _LOGGER = "vllm.rest_store"
-_MOST_DIFFERENCES = 3  # that a line names
+_MAX_DIFFERENCES = 3  # that a line names
 _EXIT_PRIORITY = 100  # before multiprocessing ends its own
-_LOOKUPS = ("ngram", "ngram_gpu", "suffix")  # methods that draft from texts; `suffix` in releases after 0.33
+_LOOKUPS = (
+    "ngram",
+    "ngram_gpu",
+    "suffix",
+)  # methods that draft from texts; `suffix` in releases after 0.33
 
 Init = Callable[[Any, torch.device, Any], Any]
 
@@ -53,7 +59,10 @@ def install() -> None:
     if hasattr(native, "__wrapped__"):  # vLLM may load its plug-ins again
         return
     wrapped = _wrapped(native)
-    for module in (spec_decode, sys.modules.get(_RUNNER)):  # the runner has a copy once it was imported
+    for module in (
+        spec_decode,
+        sys.modules.get(_RUNNER),
+    ):  # the runner has a copy once it was imported
         if module is not None:
             vars(module)["init_speculator"] = wrapped
     # A process that makes configurations has imported what makes them before it loads plug-ins.
@@ -65,11 +74,13 @@ def install() -> None:
 def _require_like(parts: Iterable[Part]) -> None:
     """Raise TypeError with the first differences between vLLM and a table."""
     if found := differences(parts):
-        raise TypeError("; ".join(found[:_MOST_DIFFERENCES]))
+        raise TypeError("; ".join(found[:_MAX_DIFFERENCES]))
 
 
 def _checked(native: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method that makes vLLM's configuration, which then says if our section of it is wrong or unused."""
+    """Return the method that makes vLLM's configuration, which then
+    says if our section of it is wrong or unused.
+    """
 
     @functools.wraps(native)
     def create_engine_config(*arguments: Any, **options: Any) -> Any:
@@ -104,7 +115,9 @@ def _wrapped(native: Init) -> Init:
         except Exception as error:
             log.warning("rest-store: vLLM drafts alone: %s", error)
             return speculator
-        speculator.rest_store = _speculator(vllm_config, settings, device, req_states, speculator, head, log)
+        speculator.rest_store = _speculator(
+            vllm_config, settings, device, req_states, speculator, head, log
+        )
         speculator.propose = _proposing(speculator, speculator.propose)
         return speculator
 
@@ -112,7 +125,9 @@ def _wrapped(native: Init) -> Init:
 
 
 def _head(speculative: Any) -> Head | None:
-    """Return what is to be learnt of a trained head; None beside a lookup, whose drafts come after those from here.
+    """Return what is to be learnt of a trained head.
+
+    None beside a lookup, whose drafts come after those from here.
 
     Raises:
         ValueError: the method is neither: it may draft for another purpose than to be verified.
@@ -121,7 +136,9 @@ def _head(speculative: Any) -> Head | None:
         return None
     if speculative.use_eagle() or speculative.uses_draft_model():
         return Head([0.0] * (1 + int(speculative.num_speculative_tokens)))
-    raise ValueError(f"the speculative method {speculative.method} is neither a lookup nor a trained head")
+    raise ValueError(
+        f"the speculative method {speculative.method} is neither a lookup nor a trained head"
+    )
 
 
 def _require_seam(speculator: Any) -> None:
@@ -158,8 +175,11 @@ def _begin(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
     judges = getattr(runner.speculator, "draft_logits", None) is not None
     for new in scheduler_output.scheduled_new_reqs:
         try:
-            # If the head has logits, a sampled row's drafts are judged by them, which are not those of our drafts.
-            if new.sampling_params is not None and not (judges and new.sampling_params.temperature > 0):
+            # If the head has logits, a sampled row's drafts are judged by them, which are not those
+            # of our drafts.
+            if new.sampling_params is not None and not (
+                judges and new.sampling_params.temperature > 0
+            ):
                 ours.begin(_request(new, partial(ours.drafter.metrics.count_error, "references")))
         except Exception as error:
             ours.drafter.metrics.count_error("requests", error)
@@ -179,11 +199,17 @@ def _request(new: Any, failed: Callable[[str], None]) -> NewRequest:
 
 def _finish(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
     put_off = scheduler_output.preempted_req_ids or ()
-    ours.finish(scheduler_output.finished_req_ids, put_off, is_idle=not scheduler_output.total_num_scheduled_tokens)
+    ours.finish(
+        scheduler_output.finished_req_ids,
+        put_off,
+        is_idle=not scheduler_output.total_num_scheduled_tokens,
+    )
 
 
 def _proposing(speculator: Any, native: Any) -> Any:
-    """Return the method `propose` of a speculator with drafts of ours in the rows where these are better."""
+    """Return the method `propose` of a speculator with drafts of
+    ours in the rows where these are better.
+    """
     from vllm.distributed.parallel_state import get_tp_group
 
     group, parameters = get_tp_group(), inspect.signature(native)
@@ -228,7 +254,12 @@ def _speculator(
     vocabulary_size = int(model.get_vocab_size())
     tokenizer = cached_tokenizer_from_config(model)
     sources = EngineSources(
-        settings, tokenizer, name=str(model.model), vocabulary_size=vocabulary_size, where=WHERE, log=log
+        settings,
+        tokenizer,
+        name=str(model.model),
+        vocabulary_size=vocabulary_size,
+        where=WHERE,
+        log=log,
     )
     labels = {"engine": str(vllm_config.parallel_config.data_parallel_index)}
     labels["model_name"] = str(model.served_model_name)
@@ -236,7 +267,9 @@ def _speculator(
     drafter = RequestDrafter(sources, metrics, vocabulary_size=vocabulary_size)
     end = weakref.finalize(speculator, drafter.close)
     atexit.register(end)  # last registered, first called: before live datastores are closed
-    multiprocessing.util.Finalize(None, end, exitpriority=_EXIT_PRIORITY)  # a forked worker skips `atexit`
+    multiprocessing.util.Finalize(
+        None, end, exitpriority=_EXIT_PRIORITY
+    )  # a forked worker skips `atexit`
     lag = settings.lag
     if lag is None:
         lag = device.type != "cpu" and bool(vllm_config.scheduler_config.async_scheduling)

@@ -1,6 +1,7 @@
 """All that the plug-in relies on in vLLM, as of 0.32.0; 0.33.0 has the same. See `rest_store.seam`.
 
-An attribute of vLLM that is not in this table is used nowhere: the stand-ins of the tests have these alone.
+An attribute of vLLM that is not in this table is used nowhere: the stand-ins of the tests have
+these alone.
 """
 
 from __future__ import annotations
@@ -15,12 +16,27 @@ _SCHEDULE = "vllm.v1.core.sched.output"
 INIT = Part(f"{_GPU}.spec_decode:init_speculator", ("vllm_config", "device", "req_states"))
 CREATE = Part("vllm.engine.arg_utils:EngineArgs.create_engine_config", ("self",))
 
-# A method of the speculator that `init_speculator` has made, which is of a class of its own for each kind of head.
+# A method of the speculator that `init_speculator` has made, which is of a class of its own for
+# each kind of head.
 PROPOSE = Part(
     f"{_GPU}.spec_decode.speculator:BaseSpeculator.propose",
     (
-        *("self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states"),
-        *("num_sampled", "num_rejected", "last_sampled", "next_prefill_tokens", "temperature", "seeds"),
+        *(
+            "self",
+            "input_batch",
+            "attn_metadata",
+            "slot_mappings",
+            "last_hidden_states",
+            "aux_hidden_states",
+        ),
+        *(
+            "num_sampled",
+            "num_rejected",
+            "last_sampled",
+            "next_prefill_tokens",
+            "temperature",
+            "seeds",
+        ),
     ),
     others=("dummy_run", "num_speculative_tokens"),
 )
@@ -30,8 +46,16 @@ PARTS = (
     PROPOSE,
     # The model runner: its copy of what is wrapped, what tells of requests, and what it holds.
     Part(f"{_GPU}.model_runner:init_speculator", INIT.parameters),
-    Part(f"{_GPU}.model_runner:GPUModelRunner.add_requests", ("self", "scheduler_output"), is_whole=True),
-    Part(f"{_GPU}.model_runner:GPUModelRunner.finish_requests", ("self", "scheduler_output"), is_whole=True),
+    Part(
+        f"{_GPU}.model_runner:GPUModelRunner.add_requests",
+        ("self", "scheduler_output"),
+        is_whole=True,
+    ),
+    Part(
+        f"{_GPU}.model_runner:GPUModelRunner.finish_requests",
+        ("self", "scheduler_output"),
+        is_whole=True,
+    ),
     Part(f"{_GPU}.model_runner:GPUModelRunner.speculator"),
     Part(f"{_GPU}.model_runner:GPUModelRunner.model"),
     # What the scheduler says of requests.

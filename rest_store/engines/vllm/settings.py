@@ -1,4 +1,6 @@
-"""The settings of drafts inside vLLM, in its `additional_config`, and where vLLM has no use for them."""
+"""The settings of drafts inside vLLM, in its `additional_config`,
+and where vLLM has no use for them.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ class VllmSettings(EngineSettings):
     """The settings of drafts inside vLLM: those of any engine, and one more.
 
     Attributes:
-        lag: whether drafts are looked up a step ahead, while the device works on that step, and verified if they fit
-            what it has written; None: where vLLM schedules steps ahead.
+        lag: whether drafts are looked up a step ahead, while the device works on that step, and
+            verified if they fit what it has written; None: where vLLM schedules steps ahead.
     """
 
     kinds = EngineSettings.kinds | {"lag": EngineSettings.kinds["tls"]}
@@ -31,7 +33,7 @@ def settings_of(config: Any) -> VllmSettings | None:
         config: a `VllmConfig`.
 
     Raises:
-        EngineSettingsError: they are not as `VllmSettings` has them.
+        ArgumentError: they are not as `VllmSettings` has them.
     """
     additional = config.additional_config
     if not isinstance(additional, dict) or _SECTION not in additional:

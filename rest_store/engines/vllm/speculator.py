@@ -35,29 +35,37 @@ class _Request:
     draft: Draft = Draft()  # noqa: RUF009  a named tuple is immutable
 
     def is_worth(self, scores: Sequence[float], most: int) -> bool:
-        """Return whether draft tokens with these scores are to be verified, and not at most `most` of the head."""
+        """Return whether draft tokens with these scores are to be
+        verified, and not at most `most` of the head.
+        """
         return bool(scores) and (self.head is None or self.head.prefers_session(scores, most))
 
     def learn(self, written: Written) -> None:
         """Learn what became of what was verified."""
         if self.head is not None and written.verified > 0:
             accepted, is_of_head = written.tokens.size - 1, not self.draft.is_chosen
-            self.head.learn_chain(self.draft.scores, accepted, is_of_head=is_of_head, tried=written.verified)
+            self.head.learn_chain(
+                self.draft.scores, accepted, is_of_head=is_of_head, tried=written.verified
+            )
 
 
 class Speculator:
-    """Chooses the draft tokens of each step of vLLM. Thread-safe: `rest` comes from a thread of the drafter's.
+    """Chooses the draft tokens of each step of vLLM. Thread-safe:
+    `rest` comes from a thread of the drafter's.
 
-    With `lag`, a step's drafts are looked up in the text as it was before that step, while the device works on it; the
-    device takes those that fit what it has written by then (`drafts_on_device`). Otherwise the text is waited for.
+    With `lag`, a step's drafts are looked up in the text as it was before that step, while the
+    device works on it; the device takes those that fit what it has written by then
+    (`drafts_on_device`). Otherwise the text is waited for.
 
     Args:
-        drafter: has the sessions; it has this take in the last step before it remembers what was written.
+        drafter: has the sessions; it has this take in the last step before it remembers what was
+            written.
         states: vLLM's `RequestState`.
         most: the most draft tokens of a row, K; steps may verify fewer.
         longest: the most tokens of a text.
         lag: whether drafts are looked up a step ahead.
-        head: what vLLM's own speculator is worth, if that is a trained head; None: drafts from here are always better.
+        head: what vLLM's own speculator is worth, if that is a trained head; None: drafts from here
+            are always better.
     """
 
     def __init__(
@@ -140,8 +148,12 @@ class Speculator:
         try:
             with self._lock:
                 likely = None if self._logits is None else self._logits.take()
-                self._settle(Step(batch, self._states, num_sampled, num_rejected, self._most + 1, likely))
-                return self._drafts(batch, otherwise, self._most if most is None else min(most, self._most))
+                self._settle(
+                    Step(batch, self._states, num_sampled, num_rejected, self._most + 1, likely)
+                )
+                return self._drafts(
+                    batch, otherwise, self._most if most is None else min(most, self._most)
+                )
         except Exception as error:
             self.drafter.metrics.count_error("propose", error)
             return otherwise
@@ -159,10 +171,12 @@ class Speculator:
             self._logits.take()
 
     def _settle(self, latest: Step | None = None) -> None:
-        """Take in what was written before the step that is now under way, and end the requests that end.
+        """Take in what was written before the step that is now
+        under way, and end the requests that end.
 
         Args:
-            latest: a step; it is under way with `lag`, and waited for otherwise. None: no step is under way any more.
+            latest: a step; it is under way with `lag`, and waited for otherwise. None: no step is
+                under way any more.
         """
         if self._lag:
             latest, self._step = self._step, latest
@@ -173,7 +187,10 @@ class Speculator:
         self._ended = []
 
     def _read(self, step: Step | None) -> Iterator[StepRequest]:
-        """Yield what each request has written in a step, once that is done; one that lacks a step begins anew."""
+        """Yield what each request has written in a step, once that is done.
+
+        One that lacks a step begins anew.
+        """
         for written in () if step is None else step.read():
             request = self._requests.get(written.id)
             if request is None:
@@ -188,7 +205,10 @@ class Speculator:
                 self.drafter.metrics.count_error("propose", error)
 
     def _verified(self, request: _Request, written: Written) -> StepRequest:
-        """Learn what became of a request's draft; its next one is that for the text with what was written."""
+        """Learn what became of a request's draft.
+
+        Its next one is that for the text with what was written.
+        """
         request.learn(written)
         chain = request.draft.chain if request.draft.is_chosen else Chain([], [])
         verified = Chain(chain.tokens[: written.verified], chain.origins[: written.verified])
@@ -209,7 +229,9 @@ class Speculator:
             request = self._requests[id]
             try:
                 if len(tree):
-                    request.offered = Candidate.of(tree, self._lag, most, partial(request.is_worth, most=most))
+                    request.offered = Candidate.of(
+                        tree, self._lag, most, partial(request.is_worth, most=most)
+                    )
                     if not self._lag:
                         request.draft = request.offered.draft(nothing)
             except Exception as error:  # of one request
@@ -218,7 +240,10 @@ class Speculator:
     def _drafts(self, batch: Any, otherwise: torch.Tensor, most: int) -> torch.Tensor:
         ids, rows = batch.req_ids[: batch.num_reqs], batch.idx_mapping[: batch.num_reqs]
         # Rows that are in the middle of their prompts write nothing.
-        read = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
+        read = (
+            batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens
+            >= batch.prefill_len_np
+        )
         writing = zip(ids, read[: batch.num_reqs].tolist(), strict=True)
         self._look_up([id for id, writes in writing if writes and id in self._requests], most)
         offered = [request.offered if (request := self._requests.get(id)) else None for id in ids]

@@ -34,8 +34,8 @@ class Written(NamedTuple):
 class Step:
     """A step whose outcome is on its way from the device.
 
-    How many draft tokens a row verified, and where its logits are, only the device knows: with adaptive verification,
-    vLLM admits less than the host has scheduled.
+    How many draft tokens a row verified, and where its logits are, only the device knows: with
+    adaptive verification, vLLM admits less than the host has scheduled.
 
     Args:
         batch: vLLM's `InputBatch`.
@@ -69,7 +69,9 @@ class Step:
             batch.cu_num_logits[1 : count + 1].long(),
         ]
         tokens = states.all_token_ids.gpu[rows[:, None], where.clamp(min=0)].long()
-        self._columns = torch.cat([torch.stack(columns, dim=1), tokens], dim=1).to("cpu", non_blocking=True)
+        self._columns = torch.cat([torch.stack(columns, dim=1), tokens], dim=1).to(
+            "cpu", non_blocking=True
+        )
         self._likely = None if likely is None else likely.to("cpu", non_blocking=True)
         self._event = None
         if lengths.device.type != "cpu":
@@ -89,7 +91,9 @@ class Step:
             top_k = None
             if likely is not None and count:
                 top_k = np.full((count + 1, likely.shape[1]), -1, np.int32)
-                top_k[:count] = likely[first : first + count]  # not after the last one, which was not read yet
+                top_k[:count] = likely[
+                    first : first + count
+                ]  # not after the last one, which was not read yet
             new = columns[index, columns.shape[1] - count :].astype(np.int32)
             verified = count - 1 + rejected if count else 0
             yield Written(id, row, length, new, verified, top_k)

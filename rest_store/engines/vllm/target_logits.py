@@ -14,16 +14,19 @@ from rest_store.engines.likely_tokens import likely_tokens
 class TargetLogits:
     """Takes the most likely tokens from the logits that a model computes, and holds no logits.
 
-    vLLM 0.32 computes logits outside of compiled code and CUDA graphs, in each step for the positions that it samples
-    at, request after request of its batch; besides in profile runs and for log probabilities of prompts. It calls
-    modules, so that their hooks see what they return before anything is masked or sampled.
+    vLLM 0.32 computes logits outside of compiled code and CUDA graphs, in each step for the
+    positions that it samples at, request after request of its batch; besides in profile runs and
+    for log probabilities of prompts. It calls modules, so that their hooks see what they return
+    before anything is masked or sampled.
 
     Args:
         modules: that return logits, [positions, vocabulary], or None where another worker has them.
         say: called with each error, and a word for where it occurred.
     """
 
-    def __init__(self, modules: Iterable[torch.nn.Module], say: Callable[[str, BaseException], None]) -> None:
+    def __init__(
+        self, modules: Iterable[torch.nn.Module], say: Callable[[str, BaseException], None]
+    ) -> None:
         self._taken: torch.Tensor | None = None
         self._say = say
         hook = weakref.WeakMethod(self._take_from)
@@ -44,6 +47,8 @@ class TargetLogits:
             self._say("logits", error)
 
     def take(self) -> torch.Tensor | None:
-        """Return the most likely tokens of the first logits since last time, int32[positions, 8], on their device."""
+        """Return the most likely tokens of the first logits since
+        last time, int32[positions, 8], on their device.
+        """
         taken, self._taken = self._taken, None
         return taken

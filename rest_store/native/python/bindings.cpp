@@ -1,4 +1,5 @@
-// The Python module `_kernel`: converts arguments and results and releases the GIL; holds no algorithm.
+// The Python module `_kernel`: converts arguments and results and releases the GIL; holds no
+// algorithm.
 
 #include "python/bindings.hpp"
 
@@ -18,12 +19,14 @@ using Bytes = Array<std::uint8_t>;
 std::vector<ShardView> shard_views(const nb::list& shards) {
   std::vector<ShardView> out;
   for (nb::handle shard : shards) {
-    const auto symbols = nb::cast<Bytes>(shard.attr("symbols")), keys = nb::cast<Bytes>(shard.attr("keys")),
+    const auto symbols = nb::cast<Bytes>(shard.attr("symbols")),
+               keys = nb::cast<Bytes>(shard.attr("keys")),
                entries = nb::cast<Bytes>(shard.attr("entries"));
     const auto field = [&](const char* name) { return nb::cast<std::uint64_t>(shard.attr(name)); };
-    out.push_back({symbols.data(), reinterpret_cast<const std::uint64_t*>(keys.data()), entries.data(),
-                   field("position_count"), field("entry_count"), field("key_count"),
-                   static_cast<std::uint32_t>(field("width")), static_cast<std::uint32_t>(field("bits"))});
+    out.push_back({symbols.data(), reinterpret_cast<const std::uint64_t*>(keys.data()),
+                   entries.data(), field("position_count"), field("entry_count"),
+                   field("key_count"), static_cast<std::uint32_t>(field("width")),
+                   static_cast<std::uint32_t>(field("bits"))});
   }
   return out;
 }
@@ -34,13 +37,15 @@ namespace {
 std::vector<const FileMapping*> mappings_of(const nb::list& shards) {
   std::vector<const FileMapping*> out;
   for (nb::handle shard : shards)
-    for (nb::handle file : shard.attr("files")) out.push_back(nb::cast<const FileMapping*>(file.attr("mapping")));
+    for (nb::handle file : shard.attr("files"))
+      out.push_back(nb::cast<const FileMapping*>(file.attr("mapping")));
   return out;
 }
 
 using Tokens = std::vector<Token>;
 
-// A kernel and the shards that keep its mappings open. Answers that were read from lost pages are not returned.
+// A kernel and the shards that keep its mappings open. Answers that were read from lost pages are
+// not returned.
 class NativeKernel {
  public:
   NativeKernel(const nb::list& shards, std::uint32_t vocabulary)
@@ -91,7 +96,8 @@ class NativeKernel {
 
   // Raise the error of a shard with a page that could not be read.
   void require_readable() const {
-    if (std::none_of(mappings_.begin(), mappings_.end(), [](const FileMapping* mapping) { return mapping->lost(); }))
+    if (std::none_of(mappings_.begin(), mappings_.end(),
+                     [](const FileMapping* mapping) { return mapping->lost(); }))
       return;
     for (nb::handle shard : shards_) shard.attr("require_readable")();
   }
@@ -106,7 +112,8 @@ class NativeKernel {
   }
 
   Suffix suffix_of(const Tokens& tokens, std::size_t most) const {
-    if (tokens.empty() || tokens.size() > most) throw nb::value_error("number of tokens out of range");
+    if (tokens.empty() || tokens.size() > most)
+      throw nb::value_error("number of tokens out of range");
     for (const Token token : tokens)
       if (token >= kernel_.vocabulary()) throw nb::value_error("token outside the vocabulary");
     return Suffix(tokens, kernel_.width());
@@ -121,14 +128,15 @@ class NativeKernel {
 template <class Item>
 using Room = nb::ndarray<Item, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Sort the suffixes of symbols and pack them, with the GIL released for all of it; returns what `sorter` does, the
-// address of a ByteSorter.
-std::int32_t sort_suffixes(std::uintptr_t sorter, const Bytes& symbols, std::uint32_t width, std::uint32_t bits,
-                           const Room<std::uint64_t>& keys, const Room<std::uint8_t>& entries) {
+// Sort the suffixes of symbols and pack them, with the GIL released for all of it; returns what
+// `sorter` does, the address of a ByteSorter.
+std::int32_t sort_suffixes(std::uintptr_t sorter, const Bytes& symbols, std::uint32_t width,
+                           std::uint32_t bits, const Room<std::uint64_t>& keys,
+                           const Room<std::uint8_t>& entries) {
   if (width != 2 && width != 3) throw nb::value_error("width out of range");
   const nb::gil_scoped_release released;
-  return sort_and_pack(reinterpret_cast<ByteSorter>(sorter), {symbols.data(), symbols.size()}, width, bits,
-                       {keys.data(), keys.size()}, {entries.data(), entries.size()});
+  return sort_and_pack(reinterpret_cast<ByteSorter>(sorter), {symbols.data(), symbols.size()},
+                       width, bits, {keys.data(), keys.size()}, {entries.data(), entries.size()});
 }
 
 // A mapping of an open file.
@@ -147,7 +155,8 @@ FileMapping* mapped(int descriptor, std::size_t size) {
 NB_MODULE(_kernel, module) {
   nb::set_leak_warnings(false);  // a process may end with a datastore still open
   module.doc() = "The compiled kernel; rest_store.datastore.kernel loads it.";
-  module.def("sort_suffixes", &sort_suffixes, "sorter"_a, "symbols"_a, "width"_a, "bits"_a, "keys"_a, "entries"_a);
+  module.def("sort_suffixes", &sort_suffixes, "sorter"_a, "symbols"_a, "width"_a, "bits"_a,
+             "keys"_a, "entries"_a);
   bind_calibrations(module);
   bind_sessions(module);
   nb::class_<NativeKernel>(module, "NativeKernel", nb::is_weak_referenceable())
@@ -161,8 +170,8 @@ NB_MODULE(_kernel, module) {
       .def_prop_ro("bytes",
                    [](nb::handle_t<FileMapping> self) {
                      const auto& mapping = nb::cast<const FileMapping&>(self);
-                     return nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>(mapping.data(), {mapping.size()},
-                                                                                    self);
+                     return nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>(
+                         mapping.data(), {mapping.size()}, self);
                    })
       .def_prop_ro("lost", &FileMapping::lost)
       .def("expect_scattered_reads", &FileMapping::expect_scattered_reads);

@@ -1,4 +1,5 @@
-// What the parts of the Python module share: arrays of numpy as spans, vectors as bytes of Python, and shards.
+// What the parts of the Python module share: arrays of numpy as spans, vectors as bytes of Python,
+// and shards.
 #pragma once
 
 #include <nanobind/nanobind.h>

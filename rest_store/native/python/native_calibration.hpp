@@ -13,7 +13,8 @@
 
 namespace rest_store {
 
-// Trees from bytes: the base, then the trees as they lie in memory. ValueError: what is wrong with them.
+// Trees from bytes: the base, then the trees as they lie in memory. ValueError: what is wrong with
+// them.
 Gbdt gbdt_of(const nanobind::bytes& packed);
 
 // Trees as they were given, and as they are evaluated.
@@ -27,12 +28,13 @@ class NativeCalibration {
  public:
   // Empty `live`: there are none for live stores.
   NativeCalibration(const nanobind::bytes& frozen, const nanobind::bytes& live)
-      : trees_(std::make_shared<CalibrationTrees>(
-            CalibrationTrees{frozen, live,
-                             FittedTrees{IntegerTrees(gbdt_of(frozen)),
-                                         live.size() == 0 ? IntegerTrees() : IntegerTrees(gbdt_of(live))}})) {}
+      : trees_(std::make_shared<CalibrationTrees>(CalibrationTrees{
+            frozen, live,
+            FittedTrees{IntegerTrees(gbdt_of(frozen)),
+                        live.size() == 0 ? IntegerTrees() : IntegerTrees(gbdt_of(live))}})) {}
   // A copy, which shares the trees and learns on its own.
-  NativeCalibration(const NativeCalibration& other) : trees_(other.trees_), online_(other.online_now()) {}
+  NativeCalibration(const NativeCalibration& other)
+      : trees_(other.trees_), online_(other.online_now()) {}
   NativeCalibration& operator=(const NativeCalibration&) = delete;
 
   const CalibrationTrees& trees() const { return *trees_; }

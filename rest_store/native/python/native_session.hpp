@@ -19,9 +19,11 @@ namespace rest_store {
 
 // A datastore's reader of evidence, and the arrays that keep its mappings open.
 struct NativeEvidenceReader {
-  NativeEvidenceReader(const nb::list& shards, std::uint32_t vocabulary, bool live, std::shared_ptr<SuffixCache> cache)
+  NativeEvidenceReader(const nb::list& shards, std::uint32_t vocabulary, bool live,
+                       std::shared_ptr<SuffixCache> cache)
       : keep(shards),
-        reader(std::make_unique<EvidenceReader>(shard_views(shards), vocabulary, live, std::move(cache))) {}
+        reader(std::make_unique<EvidenceReader>(shard_views(shards), vocabulary, live,
+                                                std::move(cache))) {}
 
   nb::list keep;
   std::unique_ptr<EvidenceReader> reader;
@@ -35,7 +37,8 @@ struct AcceptedRows {
   std::optional<TopK> of_text, of_nodes;
 };
 
-// A draft as TokenTree has it: (packed tree, scores float32[N], origins uint8[N]). `origins_of` gives those of a node.
+// A draft as TokenTree has it: (packed tree, scores float32[N], origins uint8[N]). `origins_of`
+// gives those of a node.
 template <class Origins>
 nb::tuple packed_draft(std::span<const DraftNode> nodes, Origins&& origins_of) {
   const std::size_t size = nodes.size();
@@ -53,13 +56,14 @@ nb::tuple packed_draft(std::span<const DraftNode> nodes, Origins&& origins_of) {
 }
 
 // What a draft is built with; fewer nodes than there are costs.
-inline DraftLimits limits_of(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
+inline DraftOptions limits_of(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
   if (costs.size() > 0) max_nodes = std::min(max_nodes, costs.size() - 1);
   return {max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs)};
 }
 
-// A filter written in Python: called with (node, parent, token, tokens int32[n], probabilities float32[n]), it returns
-// None, for no change, or the tokens and probabilities of the candidates that are left or new. Holds the GIL meanwhile.
+// A filter written in Python: called with (node, parent, token, tokens int32[n], probabilities
+// float32[n]), it returns None, for no change, or the tokens and probabilities of the candidates
+// that are left or new. Holds the GIL meanwhile.
 class PythonFilter : public CandidateFilter {
  public:
   explicit PythonFilter(nb::object function) : function_(std::move(function)) {}
@@ -73,8 +77,8 @@ class PythonFilter : public CandidateFilter {
       tokens_.push_back(static_cast<std::int32_t>(candidate.token));
       probabilities_.push_back(candidate.probability);
     }
-    const nb::object answer =
-        function_(node, parent, static_cast<std::int32_t>(token), bytes_of(tokens_), bytes_of(probabilities_));
+    const nb::object answer = function_(node, parent, static_cast<std::int32_t>(token),
+                                        bytes_of(tokens_), bytes_of(probabilities_));
     if (answer.is_none()) return false;
     const auto [tokens, probabilities] = nb::cast<std::tuple<nb::bytes, nb::bytes>>(answer);
     const std::size_t count = tokens.size() / sizeof(std::int32_t);
@@ -97,7 +101,8 @@ class PythonFilter : public CandidateFilter {
   std::vector<float> probabilities_;
 };
 
-// One generation. Sources are identified by their indices among the session's sources, of which there are at most 8.
+// One generation. Sources are identified by their indices among the session's sources, of which
+// there are at most 8.
 class NativeSession {
  public:
   explicit NativeSession(NativeCalibration& calibration)
@@ -122,7 +127,8 @@ class NativeSession {
 
   // Stores are datastores. Another reader: the datastore has other shards.
   void add_store(std::uint32_t source, NativeEvidenceReader& reader) {
-    if (builder_.store_count() == kMaxStores) throw nb::value_error("more datastores than a session can hold");
+    if (builder_.store_count() == kMaxStores)
+      throw nb::value_error("more datastores than a session can hold");
     builder_.add_store(*reader.reader);
     source_of_.push_back(source);
     readers_.push_back(nb::find(reader));
@@ -156,7 +162,7 @@ class NativeSession {
 
   // The next draft, as packed_draft() has it; `costs` may be empty.
   nb::tuple draft(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
-    const DraftLimits limits = limits_of(max_nodes, costs, is_chain);
+    const DraftOptions limits = limits_of(max_nodes, costs, is_chain);
     {
       const nb::gil_scoped_release release;
       begin().build(limits);
@@ -174,9 +180,9 @@ class NativeSession {
     return packed_draft(builder_.nodes(), [&](const DraftNode& node) { return origins_of(node); });
   }
 
-  // Append what the target model produced. `top_k` has the most likely tokens after each token, and may have those
-  // after some before; `node_top_k` has a row for the context before, and one for each node of the tree drafted last.
-  // ValueError: they have not.
+  // Append what the target model produced. `top_k` has the most likely tokens after each token, and
+  // may have those after some before; `node_top_k` has a row for the context before, and one for
+  // each node of the tree drafted last. ValueError: they have not.
   void accept(const Array<std::int32_t>& tokens, const std::optional<TopK>& top_k,
               const std::optional<TopK>& node_top_k) {
     const AcceptedRows rows = accepted_rows_of(tokens.size(), top_k, node_top_k);
@@ -188,14 +194,16 @@ class NativeSession {
   AcceptedRows accepted_rows_of(std::size_t tokens, const std::optional<TopK>& top_k,
                                 const std::optional<TopK>& node_top_k) {
     const std::size_t nodes = 1 + builder_.nodes().size();
-    return {rows_of("top_k", top_k, tokens, length() + tokens), rows_of("node_top_k", node_top_k, nodes, nodes)};
+    return {rows_of("top_k", top_k, tokens, length() + tokens),
+            rows_of("node_top_k", node_top_k, nodes, nodes)};
   }
 
   // `accept` with checked rows; needs no GIL.
   void append(std::span<const Token> tokens, const AcceptedRows& rows) {
     if (rows.of_nodes)
       for (std::size_t i = 0; i < rows.of_nodes->shape(0); ++i)
-        builder_.learn_likely_after(static_cast<std::int32_t>(i) - 1, top_tokens_of(*rows.of_nodes, i));
+        builder_.learn_likely_after(static_cast<std::int32_t>(i) - 1,
+                                    top_tokens_of(*rows.of_nodes, i));
     const std::size_t accepted = builder_.accept(tokens);
     if (builder_.learns_online()) calibration_.add(before_, builder_.online());
     before_ = builder_.online();
@@ -212,16 +220,19 @@ class NativeSession {
 
   std::size_t length() const { return builder_.text().size(); }
   nb::bytes text() const {
-    return nb::bytes(reinterpret_cast<const char*>(builder_.text().data()), builder_.text().size_bytes());
+    return nb::bytes(reinterpret_cast<const char*>(builder_.text().data()),
+                     builder_.text().size_bytes());
   }
 
   std::size_t longest_probe() const { return builder_.longest_probe(); }
 
   void record(bool on) { builder_.record(on); }
-  // (features float32[rows, kFeatures], labels uint8[rows], ends uint32[positions]) recorded since the last call.
+  // (features float32[rows, kFeatures], labels uint8[rows], ends uint32[positions]) recorded since
+  // the last call.
   nb::tuple recorded() {
     const Recorded recorded = builder_.take_recorded();
-    return nb::make_tuple(bytes_of(recorded.features), bytes_of(recorded.labels), bytes_of(recorded.ends));
+    return nb::make_tuple(bytes_of(recorded.features), bytes_of(recorded.labels),
+                          bytes_of(recorded.ends));
   }
 
  private:
@@ -242,13 +253,14 @@ class NativeSession {
     return origins;
   }
 
-  static std::optional<TopK> rows_of(const char* what, const std::optional<TopK>& values, std::size_t least,
-                                     std::size_t most) {
+  static std::optional<TopK> rows_of(const char* what, const std::optional<TopK>& values,
+                                     std::size_t least, std::size_t most) {
     if (!values) return std::nullopt;
     const std::size_t rows = values->shape(0);
     if (rows >= least && rows <= most) return values;
     std::ostringstream fault;
-    fault << what << " is of shape [" << rows << ", " << values->shape(1) << "], expected [" << least;
+    fault << what << " is of shape [" << rows << ", " << values->shape(1) << "], expected ["
+          << least;
     if (least < most) fault << ".." << most;
     fault << ", k]";
     throw nb::value_error(fault.str().c_str());

@@ -16,7 +16,8 @@ using namespace rest_store;
 namespace {
 
 // The `count` most likely tokens of each row of logits: int32[n, count], -1 where there are fewer.
-nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& logits, std::size_t count) {
+nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& logits,
+                        std::size_t count) {
   const std::size_t rows = logits.shape(0), width = logits.shape(1);
   if (width > 1 && logits.stride(1) != 1) throw nb::value_error("rows with gaps");
   if (count == 0 || count > kTopK) throw nb::value_error("count out of range");
@@ -25,7 +26,8 @@ nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::
   {
     const nb::gil_scoped_release release;
     on_all_cores((rows + kTogether - 1) / kTogether, [&](std::size_t group) {
-      for (std::size_t row = group * kTogether; row < std::min(rows, (group + 1) * kTogether); ++row)
+      for (std::size_t row = group * kTogether; row < std::min(rows, (group + 1) * kTogether);
+           ++row)
         top_tokens({logits.data() + static_cast<std::ptrdiff_t>(row) * logits.stride(0), width},
                    std::span(out).subspan(row * count, count));
     });
@@ -35,7 +37,8 @@ nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::
 
 // A tree as packed_draft() has it. ValueError: its columns are of unequal length.
 ScoredTree scored_tree(const nb::bytes& packed, const nb::bytes& scores, const nb::bytes& origins) {
-  constexpr std::size_t kNodeSize = 20, kTokens = 8, kParents = 12;  // bytes of a node, and before these columns
+  constexpr std::size_t kNodeSize = 20, kTokens = 8,
+                        kParents = 12;  // bytes of a node, and before these columns
   const std::size_t size = origins.size();
   if (packed.size() != kNodeSize * size || scores.size() != sizeof(float) * size)
     throw nb::value_error("columns of unequal length");
@@ -45,27 +48,31 @@ ScoredTree scored_tree(const nb::bytes& packed, const nb::bytes& scores, const n
           {reinterpret_cast<const std::uint8_t*>(origins.c_str()), size}};
 }
 
-// The draft that trees as packed_draft() has them make together, and for each tree the nodes of the draft that its own
-// became, int32[N]. ValueError: they are no trees.
-nb::tuple merge_trees(const std::vector<std::tuple<nb::bytes, nb::bytes, nb::bytes>>& trees, std::size_t max_nodes,
-                      const Array<double>& costs, bool is_chain) {
+// The draft that trees as packed_draft() has them make together, and for each tree the nodes of the
+// draft that its own became, int32[N]. ValueError: they are no trees.
+nb::tuple merge_trees(const std::vector<std::tuple<nb::bytes, nb::bytes, nb::bytes>>& trees,
+                      std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
   std::vector<ScoredTree> scored;
-  for (const auto& [packed, scores, origins] : trees) scored.push_back(scored_tree(packed, scores, origins));
+  for (const auto& [packed, scores, origins] : trees)
+    scored.push_back(scored_tree(packed, scores, origins));
   const MergedTree merged(scored, limits_of(max_nodes, costs, is_chain));
   nb::list nodes;
-  for (std::size_t tree = 0; tree < trees.size(); ++tree) nodes.append(bytes_of(merged.nodes_of(tree)));
-  return nb::make_tuple(packed_draft(merged.nodes(), [](const DraftNode& node) { return node.origins; }), nodes);
+  for (std::size_t tree = 0; tree < trees.size(); ++tree)
+    nodes.append(bytes_of(merged.nodes_of(tree)));
+  return nb::make_tuple(
+      packed_draft(merged.nodes(), [](const DraftNode& node) { return node.origins; }), nodes);
 }
 
 // What `NativeSession::draft` returns for each of different sessions, with `max_nodes` for each.
-nb::list draft_all(const std::vector<NativeSession*>& sessions, const std::vector<std::size_t>& max_nodes,
-                   bool is_chain) {
+nb::list draft_all(const std::vector<NativeSession*>& sessions,
+                   const std::vector<std::size_t>& max_nodes, bool is_chain) {
   if (max_nodes.size() != sessions.size()) throw nb::value_error("of unequal length");
   {
     const nb::gil_scoped_release release;
     std::vector<BatchDraft> drafts;
     for (std::size_t i = 0; i < sessions.size(); ++i)
-      drafts.push_back({&sessions[i]->begin(), {max_nodes[i], is_chain ? Shape::kChain : Shape::kTree, {}}});
+      drafts.push_back(
+          {&sessions[i]->begin(), {max_nodes[i], is_chain ? Shape::kChain : Shape::kTree, {}}});
     build_all(drafts);
   }
   nb::list out;
@@ -73,11 +80,13 @@ nb::list draft_all(const std::vector<NativeSession*>& sessions, const std::vecto
   return out;
 }
 
-// `NativeSession::accept` for each of different sessions, with the rows of each. One after the other, so that what a
-// shared calibration learns does not depend on threads. ValueError, before anything is appended: a session has another
-// number of rows than it can have.
-void accept_all(const std::vector<NativeSession*>& sessions, const std::vector<Array<std::int32_t>>& tokens,
-                const std::vector<std::optional<TopK>>& top_k, const std::vector<std::optional<TopK>>& node_top_k) {
+// `NativeSession::accept` for each of different sessions, with the rows of each. One after the
+// other, so that what a shared calibration learns does not depend on threads. ValueError, before
+// anything is appended: a session has another number of rows than it can have.
+void accept_all(const std::vector<NativeSession*>& sessions,
+                const std::vector<Array<std::int32_t>>& tokens,
+                const std::vector<std::optional<TopK>>& top_k,
+                const std::vector<std::optional<TopK>>& node_top_k) {
   const std::size_t count = sessions.size();
   if (tokens.size() != count || top_k.size() != count || node_top_k.size() != count)
     throw nb::value_error("of unequal length");
@@ -118,8 +127,10 @@ void bind_sessions(nb::module_& module) {
       .def("learn_online", &NativeSession::learn_online)
       .def("add_reference", &NativeSession::add_reference)
       .def("prompt", &NativeSession::prompt)
-      .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"), nb::arg("is_chain") = false)
-      .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(), nb::arg("node_top_k").none())
+      .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"),
+           nb::arg("is_chain") = false)
+      .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(),
+           nb::arg("node_top_k").none())
       .def("forget", &NativeSession::forget)
       .def("length", &NativeSession::length)
       .def("text", &NativeSession::text)

@@ -7,10 +7,11 @@
 
 namespace rest_store {
 
-// A mutex that no other thread holds while the process forks: fork waits for them. In the child those threads are gone,
-// and would never release it.
+// A mutex that no other thread holds while the process forks: fork waits for them. In the child
+// those threads are gone, and would never release it.
 //
-// For short sections that take no other lock, so that fork can take all of them one after the other.
+// For short sections that take no other lock, so that fork can take all of them one after the
+// other.
 class ForkMutex {
  public:
   ForkMutex() {

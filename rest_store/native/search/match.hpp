@@ -8,8 +8,8 @@
 
 namespace rest_store {
 
-// The last tokens of a context, or a sequence to be counted, in the byte order of a tokens file, followed by eight
-// readable bytes.
+// The last tokens of a context, or a sequence to be counted, in the byte order of a tokens file,
+// followed by eight readable bytes.
 struct Suffix {
   std::array<std::uint8_t, kMaxSequence * kMaxWidth + 8> bytes;
   std::uint32_t length = 0;  // tokens
@@ -26,7 +26,9 @@ struct Suffix {
     std::memset(to, 0, 8);
   }
 
-  const std::uint8_t* last(std::uint32_t tokens) const { return bytes.data() + width * (length - tokens); }
+  const std::uint8_t* last(std::uint32_t tokens) const {
+    return bytes.data() + width * (length - tokens);
+  }
 };
 
 struct Match {
@@ -40,11 +42,12 @@ struct MatchQuery {
   const std::vector<ShardView>* shards;
   const Suffix* suffix;
   Match* out;
-  std::uint32_t present = 0;  // a length known to occur; if no longer one does, `out` gets neither count nor intervals
+  std::uint32_t present =
+      0;  // a length known to occur; if no longer one does, `out` gets neither count nor intervals
 };
 
-// Finds the longest matches of contexts; the searches of one call overlap their memory latencies. Keeps its memory
-// between calls; not thread-safe.
+// Finds the longest matches of contexts; the searches of one call overlap their memory latencies.
+// Keeps its memory between calls; not thread-safe.
 class Matcher {
  public:
   // The result is valid until the next call.
@@ -71,8 +74,9 @@ class Matcher {
   }
 
  private:
-  static constexpr std::size_t kProbes = 4;    // lengths of a context tried in one round, at most
-  static constexpr std::size_t kInFlight = 8;  // searches of a context in one round, about: more of them take longer
+  static constexpr std::size_t kProbes = 4;  // lengths of a context tried in one round, at most
+  static constexpr std::size_t kInFlight =
+      8;  // searches of a context in one round, about: more of them take longer
 
   // A range of searches.
   struct Range {
@@ -81,9 +85,10 @@ class Matcher {
 
   // The search for the longest length that occurs.
   //
-  // Occurrence is monotone in suffix length, in all shards together and in each. The first round tries the short
-  // lengths, which the keys alone mostly decide. Each further round narrows the gap between the longest length known to
-  // occur and the shortest known not to, in the shards where no shorter suffix is known not to occur.
+  // Occurrence is monotone in suffix length, in all shards together and in each. The first round
+  // tries the short lengths, which the keys alone mostly decide. Each further round narrows the gap
+  // between the longest length known to occur and the shortest known not to, in the shards where no
+  // shorter suffix is known not to occur.
   struct LengthSearch {
     MatchQuery query;
     std::uint32_t present;                 // the longest length known to occur
@@ -107,9 +112,10 @@ class Matcher {
       return static_cast<std::size_t>(search.shard - query.shards->data());
     }
 
-    // Append the searches of the next round: for each length to try, one in each shard where it may occur. Most matches
-    // are short: until a length fails, lengths grow by half of what is known to occur; after that they divide the gap
-    // evenly. Returns the number of lengths; their groups count from `group` on.
+    // Append the searches of the next round: for each length to try, one in each shard where it may
+    // occur. Most matches are short: until a length fails, lengths grow by half of what is known to
+    // occur; after that they divide the gap evenly. Returns the number of lengths; their groups
+    // count from `group` on.
     std::size_t plan(std::vector<Search>& searches, std::size_t group) {
       const std::vector<ShardView>& shards = *query.shards;
       const std::uint32_t gap = absent - present - 1;
@@ -126,7 +132,8 @@ class Matcher {
         ranges[i].begin = searches.size();
         for (std::size_t s = 0; s < shards.size(); ++s)
           if (length < absent_in[s])
-            searches.emplace_back(shards[s], query.suffix->last(length), length * query.suffix->width, group + i);
+            searches.emplace_back(shards[s], query.suffix->last(length),
+                                  length * query.suffix->width, group + i);
         ranges[i].end = searches.size();
       }
       return probe_count;
@@ -147,12 +154,13 @@ class Matcher {
     }
   };
 
-  // Find the intervals of the longest lengths that occur: first whether they occur in the shards whose searches
-  // locate() left half-way, then where.
+  // Find the intervals of the longest lengths that occur: first whether they occur in the shards
+  // whose searches locate() left half-way, then where.
   void find_intervals(std::span<const LengthSearch> contexts) {
     wanted_.clear();
     for (const LengthSearch& one : contexts)
-      for (std::size_t at = one.best.begin; at < one.best.end; ++at) wanted_.push_back(searches_[at]);
+      for (std::size_t at = one.best.begin; at < one.best.end; ++at)
+        wanted_.push_back(searches_[at]);
     finish(wanted_);
     boundaries_.clear();
     for (const Search& search : wanted_)

@@ -1,5 +1,5 @@
-// Binary searches for token sequences in shards, many at once: each step of a search reads memory that was prefetched
-// during the steps of the others, which hides the latency of memory.
+// Binary searches for token sequences in shards, many at once: each step of a search reads memory
+// that was prefetched during the steps of the others, which hides the latency of memory.
 #pragma once
 
 #include <span>
@@ -14,23 +14,27 @@ inline std::uint64_t select(bool condition, std::uint64_t yes, std::uint64_t no)
   return no ^ ((yes ^ no) & (std::uint64_t{0} - condition));
 }
 
-// A search in one shard for `pattern`: bytes of tokens, big-endian, followed by eight readable bytes.
+// A search in one shard for `pattern`: bytes of tokens, big-endian, followed by eight readable
+// bytes.
 //
-// After locate(), ranks below `low` hold suffixes less than the pattern. If `found`, `hit` is a rank whose suffix
-// starts with the pattern, and if `high` is above `hit`, ranks from `high` on hold greater suffixes that do not start
-// with it. If not `found`, ranks from `high` on hold greater suffixes.
+// After locate(), ranks below `low` hold suffixes less than the pattern. If `found`, `hit` is a
+// rank whose suffix starts with the pattern, and if `high` is above `hit`, ranks from `high` on
+// hold greater suffixes that do not start with it. If not `found`, ranks from `high` on hold
+// greater suffixes.
 struct Search {
   const ShardView* shard = nullptr;
   const std::uint8_t* pattern = nullptr;
   std::uint32_t size = 0;  // bytes
   bool found = false;
-  std::size_t group = 0;                  // number of the pattern; it may be searched in several shards
-  std::uint64_t least = 0, greatest = 0;  // bounds on the keys of suffixes that start with the pattern
-  std::uint64_t base = 0;                 // the first key not less than `least`
+  std::size_t group = 0;  // number of the pattern; it may be searched in several shards
+  std::uint64_t least = 0,
+                greatest = 0;  // bounds on the keys of suffixes that start with the pattern
+  std::uint64_t base = 0;      // the first key not less than `least`
   std::uint64_t span = 0;
   Rank low = 0, high = 0, hit = 0;
   Position probe = 0;
-  static constexpr std::uint32_t skip = 0;  // symbols at the start of a suffix that are not compared
+  static constexpr std::uint32_t skip =
+      0;  // symbols at the start of a suffix that are not compared
 
   Search() = default;
   Search(const ShardView& in, const std::uint8_t* bytes, std::uint32_t count, std::size_t of = 0)
@@ -63,7 +67,8 @@ struct Search {
   }
 };
 
-// Find, for every search, the first key that is not less than the pattern. All searches take their steps together.
+// Find, for every search, the first key that is not less than the pattern. All searches take their
+// steps together.
 inline void narrow_by_keys(std::span<Search> searches) {
   std::uint64_t widest = 0;
   for (const Search& s : searches) widest = std::max(widest, s.span);
@@ -78,7 +83,8 @@ inline void narrow_by_keys(std::span<Search> searches) {
     }
 }
 
-// The first key greater than every key of the pattern, searched upwards from `from` in doubling steps.
+// The first key greater than every key of the pattern, searched upwards from `from` in doubling
+// steps.
 inline std::uint64_t keys_end(const Search& s, std::uint64_t from) {
   const std::uint64_t* keys = s.shard->keys;
   std::uint64_t step = 1, low = from, high = from;
@@ -90,16 +96,19 @@ inline std::uint64_t keys_end(const Search& s, std::uint64_t from) {
   return static_cast<std::uint64_t>(std::upper_bound(keys + low, keys + high, s.greatest) - keys);
 }
 
-// Run binary searches over ranks together. For each item, read the suffix in the middle of its ranks low .. high and
-// let `step(item, middle, suffix)` narrow them, until `done(item)`. Items take turns, as many as a core can have reads
-// in flight: each prefetches an entry, then the suffix at that position, and then compares.
+// Run binary searches over ranks together. For each item, read the suffix in the middle of its
+// ranks low .. high and let `step(item, middle, suffix)` narrow them, until `done(item)`. Items
+// take turns, as many as a core can have reads in flight: each prefetches an entry, then the suffix
+// at that position, and then compares.
 template <class Item, class Done, class Step>
 void halve_together(std::span<Item> items, Done&& done, Step&& step) {
   constexpr std::size_t kLanes = 40;
   Item* live[kLanes];
   std::size_t count = 0;
   auto next = items.begin();
-  const auto prefetch_entry = [](const Item& item) { prefetch(item.shard->entry_address((item.low + item.high) / 2)); };
+  const auto prefetch_entry = [](const Item& item) {
+    prefetch(item.shard->entry_address((item.low + item.high) / 2));
+  };
   for (;;) {
     for (; count < kLanes && next != items.end(); ++next)
       if (!done(*next)) {
@@ -124,18 +133,22 @@ void halve_together(std::span<Item> items, Done&& done, Step&& step) {
   }
 }
 
-// Decide for each of `groups` patterns whether it occurs in any shard. As soon as one search of a group has found an
-// occurrence, the others of the group stop: their bounds hold, but `found` may be false although the pattern occurs.
-inline void locate(std::span<Search> searches, std::size_t groups, std::vector<std::uint8_t>& decided) {
+// Decide for each of `groups` patterns whether it occurs in any shard. As soon as one search of a
+// group has found an occurrence, the others of the group stop: their bounds hold, but `found` may
+// be false although the pattern occurs.
+inline void locate(std::span<Search> searches, std::size_t groups,
+                   std::vector<std::uint8_t>& decided) {
   narrow_by_keys(searches);
   decided.assign(groups, 0);
   for (Search& s : searches) {
     const ShardView& shard = *s.shard;
     s.low = s.base == 0 ? 0 : (s.base - 1) * kKeyStride + 1;
     s.hit = std::min(s.base * kKeyStride, shard.entry_count);
-    s.found =
-        s.whole_in_key() && s.base < shard.key_count && shard.keys[s.base] <= s.greatest;  // the sampled suffix itself
-    s.high = s.found || s.whole_in_key() ? s.hit : std::min(keys_end(s, s.base) * kKeyStride, shard.entry_count);
+    s.found = s.whole_in_key() && s.base < shard.key_count &&
+              shard.keys[s.base] <= s.greatest;  // the sampled suffix itself
+    s.high = s.found || s.whole_in_key()
+                 ? s.hit
+                 : std::min(keys_end(s, s.base) * kKeyStride, shard.entry_count);
     decided[s.group] |= s.found;
   }
   halve_together(
@@ -153,8 +166,9 @@ inline void finish(std::span<Search> searches) {
       [](Search& s, Rank middle, const std::uint8_t* suffix) { s.compare(middle, suffix); });
 }
 
-// A search for one boundary: the least rank in [low, high] whose suffix, without its first `skip` symbols, is greater
-// than every sequence that starts with `pattern` (if `after`), or not less than `pattern` (if not).
+// A search for one boundary: the least rank in [low, high] whose suffix, without its first `skip`
+// symbols, is greater than every sequence that starts with `pattern` (if `after`), or not less than
+// `pattern` (if not).
 struct Boundary {
   const ShardView* shard = nullptr;
   const std::uint8_t* pattern = nullptr;
@@ -177,12 +191,15 @@ void find_boundaries(std::span<Item> boundaries) {
       });
 }
 
-// Prepare the searches for both boundaries of the interval of `s`; it is empty if the pattern does not occur.
+// Prepare the searches for both boundaries of the interval of `s`; it is empty if the pattern does
+// not occur.
 inline void interval_boundaries(const Search& s, Boundary out[2]) {
   const std::uint64_t end = keys_end(s, s.base);
-  Rank above = std::min(end * kKeyStride, s.shard->entry_count), below = s.found ? s.hit + 1 : s.low;
+  Rank above = std::min(end * kKeyStride, s.shard->entry_count),
+       below = s.found ? s.hit + 1 : s.low;
   if (s.whole_in_key() && end > 0) below = std::max(below, (end - 1) * kKeyStride + 1);
-  if (!s.found || s.high > s.hit) above = std::min(above, s.high);  // otherwise its key decided, without a comparison
+  if (!s.found || s.high > s.hit)
+    above = std::min(above, s.high);  // otherwise its key decided, without a comparison
   above = std::max(above, below);
   out[0] = {s.shard, s.pattern, s.size, 0, false, s.low, s.found ? s.hit : s.high, 0};
   out[1] = {s.shard, s.pattern, s.size, 0, true, below, above, 0};

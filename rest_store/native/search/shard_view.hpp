@@ -1,4 +1,5 @@
-// A shard as the kernel reads it: pointers into the mappings of its two files (FORMAT.md, sections 2 and 3).
+// A shard as the kernel reads it: pointers into the mappings of its two files (FORMAT.md, sections
+// 2 and 3).
 #pragma once
 
 #include <algorithm>
@@ -15,11 +16,13 @@ using Token = std::uint32_t;
 constexpr std::uint64_t kKeyStride = 64;
 constexpr std::size_t kMaxSuffix = 64;
 constexpr std::size_t kMaxDepth = 32;
-constexpr std::size_t kMaxSequence = kMaxSuffix + kMaxDepth;  // tokens to count: a match and its continuation
-constexpr std::size_t kMaxNodes = 1024;                       // of a tree
+constexpr std::size_t kMaxSequence =
+    kMaxSuffix + kMaxDepth;              // tokens to count: a match and its continuation
+constexpr std::size_t kMaxNodes = 1024;  // of a tree
 constexpr std::size_t kMaxWidth = 3;
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the kernel reads little-endian files in place");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "the kernel reads little-endian files in place");
 
 inline std::uint64_t load_little(const std::uint8_t* at) {
   std::uint64_t value;
@@ -32,9 +35,10 @@ inline std::uint64_t load_big(const std::uint8_t* at) { return __builtin_bswap64
 
 inline void prefetch(const void* at) { __builtin_prefetch(at); }
 
-// Compare the first `size` bytes (>= 1) at `a` and at `b`, eight at a time. Wherever all bytes before were equal, eight
-// more must be readable. That is true of a suffix: a shard ends with a separator, and no pattern contains one. (Where
-// the separator was lost with its page, FileMapping has a page behind it.)
+// Compare the first `size` bytes (>= 1) at `a` and at `b`, eight at a time. Wherever all bytes
+// before were equal, eight more must be readable. That is true of a suffix: a shard ends with a
+// separator, and no pattern contains one. (Where the separator was lost with its page, FileMapping
+// has a page behind it.)
 inline int compare_bytes(const std::uint8_t* a, const std::uint8_t* b, std::size_t size) {
   for (; size > 8; a += 8, b += 8, size -= 8) {
     const std::uint64_t x = load_big(a), y = load_big(b);
@@ -64,7 +68,8 @@ struct ShardView {
     return std::min(value & ((std::uint64_t{1} << bits) - 1), position_count - 1);
   }
 
-  // The bytes of the symbols from `position` on; a position past the end is the last one, a separator.
+  // The bytes of the symbols from `position` on; a position past the end is the last one, a
+  // separator.
   const std::uint8_t* suffix(Position position) const {
     return symbols + width * std::min(position, position_count - 1);
   }

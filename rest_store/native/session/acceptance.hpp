@@ -1,13 +1,14 @@
-// Acceptance probabilities: what turns the features of one node's candidates into the probability that each comes next.
-// Gradient-boosted trees fitted offline give log odds; a few weights learnt online are added to them.
+// Acceptance probabilities: what turns the features of one node's candidates into the probability
+// that each comes next. Gradient-boosted trees fitted offline give log odds; a few weights learnt
+// online are added to them.
 #pragma once
 
 #include "session/candidates.hpp"
 
 namespace rest_store {
 
-// Weights by kind of source, moved a little after each step towards what was accepted. Bounded, and pulled back to
-// zero, so that no text spoils a calibration for good.
+// Weights by kind of source, moved a little after each step towards what was accepted. Bounded, and
+// pulled back to zero, so that no text spoils a calibration for good.
 class OnlineCalibration {
  public:
   // A bias, then of prompt lookup, recycled logits, datastores, several sources at once.
@@ -16,7 +17,8 @@ class OnlineCalibration {
 
   const Weights& weights() const { return weights_; }
   void set_weights(const Weights& weights) {
-    for (std::size_t i = 0; i < kWeights; ++i) weights_[i] = std::clamp(weights[i], -kBound, kBound);
+    for (std::size_t i = 0; i < kWeights; ++i)
+      weights_[i] = std::clamp(weights[i], -kBound, kBound);
   }
 
   // What to add to the log odds of a candidate with these origins.
@@ -43,7 +45,8 @@ class OnlineCalibration {
   void add(const OnlineCalibration& before, const OnlineCalibration& after) {
     Weights sums = weights_;
     for (std::size_t i = 0; i < kWeights; ++i) sums[i] += after.weights_[i] - before.weights_[i];
-    if (std::all_of(sums.begin(), sums.end(), [](float sum) { return std::isfinite(sum); })) set_weights(sums);
+    if (std::all_of(sums.begin(), sums.end(), [](float sum) { return std::isfinite(sum); }))
+      set_weights(sums);
   }
 
  private:
@@ -59,8 +62,8 @@ class OnlineCalibration {
   Weights weights_{};
 };
 
-// The acceptance probability of each of `candidates`: a softmax over their log odds and those of "none of these", which
-// are zero. Without trees, the fixed rule's prior.
+// The acceptance probability of each of `candidates`: a softmax over their log odds and those of
+// "none of these", which are zero. Without trees, the fixed rule's prior.
 inline std::array<float, kCandidates> acceptance_probabilities(const CandidateTable& candidates,
                                                                const IntegerTrees& trees,
                                                                const OnlineCalibration& online,
@@ -74,9 +77,11 @@ inline std::array<float, kCandidates> acceptance_probabilities(const CandidateTa
       greatest = std::max(greatest, out[row] += online.log_odds(candidates.origins(row)));
     const float shift = softmax_shift(greatest);
     sum = std::exp(-shift);
-    for (std::size_t row = 0; row < candidates.size(); ++row) sum += out[row] = std::exp(out[row] - shift);
+    for (std::size_t row = 0; row < candidates.size(); ++row)
+      sum += out[row] = std::exp(out[row] - shift);
   } else {
-    for (std::size_t row = 0; row < candidates.size(); ++row) sum += out[row] = candidates.prior(row);
+    for (std::size_t row = 0; row < candidates.size(); ++row)
+      sum += out[row] = candidates.prior(row);
     sum = std::max(sum, 1.0F);
   }
   for (std::size_t row = 0; row < candidates.size(); ++row) out[row] /= sum;

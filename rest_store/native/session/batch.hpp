@@ -23,8 +23,9 @@ inline std::size_t core_count() {
   return std::max(1U, std::thread::hardware_concurrency());
 }
 
-// Call `work(i)` for all i below `count`, on this thread and on as many others as there are cores. Each thread has a
-// copy of `work`, which may keep memory from call to call. Throws what one of the calls threw.
+// Call `work(i)` for all i below `count`, on this thread and on as many others as there are cores.
+// Each thread has a copy of `work`, which may keep memory from call to call. Throws what one of the
+// calls threw.
 template <class Work>
 void on_all_cores(std::size_t count, const Work& work) {
   std::atomic<std::size_t> next{0};
@@ -46,34 +47,38 @@ void on_all_cores(std::size_t count, const Work& work) {
 
 struct BatchDraft {
   TreeBuilder* builder;
-  DraftLimits limits;
+  DraftOptions limits;
 };
 
-// Build all drafts; each is what its builder alone builds. A thread takes several at a time, and reads the evidence of
-// all of them together: fewer would hide less of each other's latency, more would leave cores without work. Builders
-// may share readers and recycled logits, which are thread-safe.
+// Build all drafts; each is what its builder alone builds. A thread takes several at a time, and
+// reads the evidence of all of them together: fewer would hide less of each other's latency, more
+// would leave cores without work. Builders may share readers and recycled logits, which are
+// thread-safe.
 inline void build_all(std::span<const BatchDraft> drafts) {
   constexpr std::size_t kLeast = 4, kMost = 8;
   const std::size_t cores = core_count();
   const std::size_t size = std::clamp((drafts.size() + cores - 1) / cores, kLeast, kMost);
-  on_all_cores((drafts.size() + size - 1) / size, [drafts, size, scratch = DraftScratch()](std::size_t group) mutable {
-    const auto together = drafts.subspan(group * size, std::min(size, drafts.size() - group * size));
-    for (const auto& [builder, limits] : together) builder->begin(limits);
-    for (;;) {
-      scratch.requests.clear();
-      for (const auto& [builder, limits] : together)
-        if (builder->unfinished()) builder->request(scratch.requests);
-      EvidenceReader::read(scratch.requests, scratch.evidence, [] {});  // the requests hide each other's latency
-      bool are_done = true;
-      for (const auto& [builder, limits] : together)
-        if (builder->unfinished()) {
-          builder->look_up();
-          builder->expand(scratch);
-          are_done = are_done && !builder->unfinished();
-        }
-      if (are_done) return;
-    }
-  });
+  on_all_cores((drafts.size() + size - 1) / size,
+               [drafts, size, scratch = DraftScratch()](std::size_t group) mutable {
+                 const auto together =
+                     drafts.subspan(group * size, std::min(size, drafts.size() - group * size));
+                 for (const auto& [builder, limits] : together) builder->begin(limits);
+                 for (;;) {
+                   scratch.requests.clear();
+                   for (const auto& [builder, limits] : together)
+                     if (builder->unfinished()) builder->request(scratch.requests);
+                   EvidenceReader::read(scratch.requests, scratch.evidence,
+                                        [] {});  // the requests hide each other's latency
+                   bool are_done = true;
+                   for (const auto& [builder, limits] : together)
+                     if (builder->unfinished()) {
+                       builder->look_up();
+                       builder->expand(scratch);
+                       are_done = are_done && !builder->unfinished();
+                     }
+                   if (are_done) return;
+                 }
+               });
 }
 
 }  // namespace rest_store

@@ -9,21 +9,26 @@
 
 namespace rest_store {
 
-constexpr std::size_t kMaxStores = 6;  // stores of one session: sources with counts, such as datastores
+constexpr std::size_t kMaxStores =
+    6;  // stores of one session: sources with counts, such as datastores
 
-// The tokens that any source proposes, and what a fixed rule makes of each: a hash table by token over columns.
+// The tokens that any source proposes, and what a fixed rule makes of each: a hash table by token
+// over columns.
 class CandidatePool {
  public:
-  static constexpr std::size_t kMax = PromptLookup::kMaxCandidates + kRecycledOrders * kTopK +
-                                      kMaxStores * kLevels * kContinuations;  // that all sources can have
+  static constexpr std::size_t kMax =
+      PromptLookup::kMaxCandidates + kRecycledOrders * kTopK +
+      kMaxStores * kLevels * kContinuations;  // that all sources can have
   static constexpr std::uint8_t kUnmatched = 255;
 
   std::size_t size = 0;
   std::array<Token, kMax> tokens;
-  std::array<std::uint32_t, kMax> origins;  // bit 0: prompt lookup, bit 1: recycled logits, bit 2 + i: store i
-  std::array<std::uint8_t, kMax> matched;   // index among the candidates of prompt lookup, or kUnmatched
-  std::array<float, kMax> prior;            // probability by the rule
-  std::array<float, kMax> lookup;           // by the rule from prompt lookup alone
+  std::array<std::uint32_t, kMax>
+      origins;  // bit 0: prompt lookup, bit 1: recycled logits, bit 2 + i: store i
+  std::array<std::uint8_t, kMax>
+      matched;                     // index among the candidates of prompt lookup, or kUnmatched
+  std::array<float, kMax> prior;   // probability by the rule
+  std::array<float, kMax> lookup;  // by the rule from prompt lookup alone
   std::array<std::array<float, kMax>, kMaxStores> stores;  // from each store alone
 
   void clear(std::size_t store_count) {
@@ -60,7 +65,8 @@ class CandidatePool {
   // Where `token` is, or where it would be.
   std::size_t slot_of(Token token) const {
     std::size_t slot = (token * 0x9E3779B1U) >> (32 - kSlotBits);
-    while (slots_[slot].round == round_ && slots_[slot].token != token) slot = (slot + 1) % slots_.size();
+    while (slots_[slot].round == round_ && slots_[slot].token != token)
+      slot = (slot + 1) % slots_.size();
     return slot;
   }
 

@@ -1,5 +1,6 @@
-// The candidates for one position of a draft tree and their features: what all sources know of the next token, as a
-// table with a row for each candidate and a column for each feature that the gradient-boosted trees read.
+// The candidates for one position of a draft tree and their features: what all sources know of the
+// next token, as a table with a row for each candidate and a column for each feature that the
+// gradient-boosted trees read.
 #pragma once
 
 #include <bit>
@@ -9,9 +10,10 @@
 
 namespace rest_store {
 
-constexpr std::size_t kCandidates = 32;     // rows of the table
-constexpr std::size_t kRankedStores = 2;    // frozen stores with columns of their own
-constexpr std::size_t kSuffixFeatures = 6;  // suffix lengths of a store that are features: longest, middle, 4, 3, 2, 1
+constexpr std::size_t kCandidates = 32;   // rows of the table
+constexpr std::size_t kRankedStores = 2;  // frozen stores with columns of their own
+constexpr std::size_t kSuffixFeatures =
+    6;  // suffix lengths of a store that are features: longest, middle, 4, 3, 2, 1
 
 static_assert(kCandidates == kColumn);
 
@@ -44,7 +46,8 @@ enum Feature : std::size_t {
   kRecycledRank2,
   kRecycledRank3,
   kRecycledHitRate,
-  // The columns of the best frozen store, of the second, and of the best live one; others only add to the prior.
+  // The columns of the best frozen store, of the second, and of the best live one; others only add
+  // to the prior.
   kFirstStore,
 };
 enum StoreFeature : std::size_t {
@@ -57,12 +60,13 @@ enum StoreFeature : std::size_t {
   kStoreFeatures = kCounts + kSuffixFeatures
 };
 constexpr std::size_t kLiveStore = kFirstStore + kRankedStores * kStoreFeatures;
-constexpr std::size_t kRecycledShare1 = kLiveStore + kStoreFeatures;  // after the last token, the last two, ...
+constexpr std::size_t kRecycledShare1 =
+    kLiveStore + kStoreFeatures;  // after the last token, the last two, ...
 constexpr std::size_t kRecycledTimes1 = kRecycledShare1 + kRecycledOrders;
 constexpr std::size_t kRecycledRank4 = kRecycledTimes1 + kRecycledOrders;
 constexpr std::size_t kFeatures = kRecycledRank4 + 1;
-constexpr std::array<std::size_t, kRecycledOrders> kRecycledRanks{kRecycledRank1, kRecycledRank2, kRecycledRank3,
-                                                                  kRecycledRank4};
+constexpr std::array<std::size_t, kRecycledOrders> kRecycledRanks{kRecycledRank1, kRecycledRank2,
+                                                                  kRecycledRank3, kRecycledRank4};
 
 // How often a source's best candidate was right of late; a running mean.
 struct HitRate {
@@ -96,7 +100,8 @@ struct SourceEvidence {
   std::int64_t best_of_lookup() const {
     const LookupCandidate* best = nullptr;
     for (const LookupCandidate& candidate : lookup.candidates)
-      if (!best || candidate.length > best->length || (candidate.length == best->length && candidate.age < best->age))
+      if (!best || candidate.length > best->length ||
+          (candidate.length == best->length && candidate.age < best->age))
         best = &candidate;
     return best ? static_cast<std::int64_t>(best->token) : -1;
   }
@@ -118,7 +123,9 @@ class CandidateTable {
   std::uint32_t origins(std::size_t row) const { return pool_.origins[order_[row]]; }
   float prior(std::size_t row) const { return pool_.prior[order_[row]]; }
   const float* columns() const { return columns_.data(); }
-  float feature(std::size_t row, std::size_t column) const { return columns_[column * kCandidates + row]; }
+  float feature(std::size_t row, std::size_t column) const {
+    return columns_[column * kCandidates + row];
+  }
 
   // Fill the table with the `limit` best candidates by the fixed rule, the best first.
   void fill(const SourceEvidence& sources, const HitRates& hit_rates, const NodeFeatures& node,
@@ -134,19 +141,24 @@ class CandidateTable {
   }
 
  private:
-  // The fixed rule: each source interpolates its suffix lengths, shortest first, where a shorter suffix counts for a
-  // few observations of the next longer one; sources are mixed by hit rate and match length.
+  // The fixed rule: each source interpolates its suffix lengths, shortest first, where a shorter
+  // suffix counts for a few observations of the next longer one; sources are mixed by hit rate and
+  // match length.
   void set_priors(const SourceEvidence& sources, const HitRates& hit_rates) {
     const PromptMatches& lookup = sources.lookup;
-    const float lookup_weight = lookup.length == 0 ? 0 : weight_of(hit_rates.lookup, static_cast<float>(lookup.length));
+    const float lookup_weight =
+        lookup.length == 0 ? 0 : weight_of(hit_rates.lookup, static_cast<float>(lookup.length));
     float total = lookup_weight + 1e-6F;
     for (const LookupCandidate& candidate : lookup.candidates) {
       float interpolated = 0;
-      for (const auto& [order, pseudo_count] : {std::pair{0U, 8.0F}, std::pair{1U, 3.0F}, std::pair{2U, 1.0F}}) {
+      for (const auto& [order, pseudo_count] :
+           {std::pair{0U, 8.0F}, std::pair{1U, 3.0F}, std::pair{2U, 1.0F}}) {
         const auto count = static_cast<float>(lookup.counts[order]);
-        interpolated = (count * candidate.shares[order] + pseudo_count * interpolated) / (count + pseudo_count);
+        interpolated = (count * candidate.shares[order] + pseudo_count * interpolated) /
+                       (count + pseudo_count);
       }
-      if (candidate.length == lookup.length && candidate.length > 4) interpolated = 0.5F * interpolated + 0.5F;
+      if (candidate.length == lookup.length && candidate.length > 4)
+        interpolated = 0.5F * interpolated + 0.5F;
       const std::size_t row = pool_.add(candidate.token, 0);
       pool_.matched[row] = static_cast<std::uint8_t>(&candidate - lookup.candidates.data());
       pool_.lookup[row] = interpolated;
@@ -157,12 +169,14 @@ class CandidateTable {
       const LikelyTokens& likely = sources.recycled[order - 1];
       if (likely.size() == 0) continue;
       static constexpr std::array<float, kRecycledOrders> kFirstShare{0.4F, 0.6F, 0.75F, 0.8F};
-      const float weight = longest_order ? weight_of(hit_rates.recycled, 2 * static_cast<float>(order)) : 0;
+      const float weight =
+          longest_order ? weight_of(hit_rates.recycled, 2 * static_cast<float>(order)) : 0;
       total += weight;
       for (std::size_t rank = 0; rank < likely.size(); ++rank) {
         const std::uint16_t row = pool_.add(likely.tokens()[rank], 1);
         recycled_rows_[order - 1][rank] = row;
-        pool_.prior[row] += weight * kFirstShare[order - 1] / static_cast<float>((rank + 1) * (rank + 1));
+        pool_.prior[row] +=
+            weight * kFirstShare[order - 1] / static_cast<float>((rank + 1) * (rank + 1));
       }
       longest_order = false;
     }
@@ -171,8 +185,10 @@ class CandidateTable {
       auto& interpolated = pool_.stores[store];
       for (std::size_t i = kLevels; i-- > 0;) {
         if (levels[i].length == 0) continue;
-        const float count = static_cast<float>(std::min<std::uint64_t>(levels[i].count, 10'000)), pseudo_count = 3;
-        const float backoff = pseudo_count / (count + pseudo_count), gain = count / (count + pseudo_count);
+        const float count = static_cast<float>(std::min<std::uint64_t>(levels[i].count, 10'000)),
+                    pseudo_count = 3;
+        const float backoff = pseudo_count / (count + pseudo_count),
+                    gain = count / (count + pseudo_count);
         for (std::size_t row = 0; row < pool_.size; ++row) interpolated[row] *= backoff;
         std::uint16_t* rows = store_rows_[store][i].data();
         for (const Continuation& next : levels[i].next) {
@@ -182,9 +198,11 @@ class CandidateTable {
         }
       }
       const BackoffLevel* longest = sources.stores[store].longest();
-      const float weight = longest ? weight_of(hit_rates.stores[store], static_cast<float>(longest->length)) : 0;
+      const float weight =
+          longest ? weight_of(hit_rates.stores[store], static_cast<float>(longest->length)) : 0;
       total += weight;
-      for (std::size_t row = 0; row < pool_.size; ++row) pool_.prior[row] += weight * interpolated[row];
+      for (std::size_t row = 0; row < pool_.size; ++row)
+        pool_.prior[row] += weight * interpolated[row];
     }
     for (std::size_t row = 0; row < pool_.size; ++row) pool_.prior[row] /= total;
   }
@@ -193,8 +211,8 @@ class CandidateTable {
     return (hit_rate.value * hit_rate.value + 0.01F) * length / (length + 2);
   }
 
-  // Order by prior, of equals the lesser token first, and keep the best: few of many, so that most are compared with
-  // the last of them alone.
+  // Order by prior, of equals the lesser token first, and keep the best: few of many, so that most
+  // are compared with the last of them alone.
   void sort(std::size_t limit) {
     size_ = 0;
     std::array<std::uint64_t, kCandidates> best;  // keys, ascending
@@ -213,18 +231,21 @@ class CandidateTable {
     }
     lanes_ = size_ <= kLanes ? kLanes : kCandidates;
     std::fill_n(row_of_.begin(), pool_.size, kNoRow);
-    for (std::size_t row = 0; row < size_; ++row) row_of_[order_[row]] = static_cast<std::uint8_t>(row);
+    for (std::size_t row = 0; row < size_; ++row)
+      row_of_[order_[row]] = static_cast<std::uint8_t>(row);
   }
 
   float& at(std::size_t column, std::size_t row) { return columns_[column * kCandidates + row]; }
   void set_column(std::size_t column, float value) {
-    float* to = &columns_[column * kCandidates];  // in two parts of known size, which take an instruction or a few
+    float* to =
+        &columns_[column *
+                  kCandidates];  // in two parts of known size, which take an instruction or a few
     std::fill_n(to, kLanes, value);
     if (lanes_ > kLanes) std::fill_n(to + kLanes, kLanes, value);
   }
 
-  void set_features(const SourceEvidence& sources, const HitRates& hit_rates, const NodeFeatures& node,
-                    const PromptLookup& lookup) {
+  void set_features(const SourceEvidence& sources, const HitRates& hit_rates,
+                    const NodeFeatures& node, const PromptLookup& lookup) {
     set_column(kDepth, node.depth);
     set_column(kParentScore, node.score);
     set_column(kParentProbability, node.probability);
@@ -232,7 +253,8 @@ class CandidateTable {
     set_column(kLookupLongest, static_cast<float>(sources.lookup.length));
     set_column(kLookupHitRate, hit_rates.lookup.value);
     set_column(kRecycledHitRate, hit_rates.recycled.value);
-    for (std::size_t i = 0; i < 3; ++i) set_column(kLookupCount1 + i, static_cast<float>(sources.lookup.counts[i]));
+    for (std::size_t i = 0; i < 3; ++i)
+      set_column(kLookupCount1 + i, static_cast<float>(sources.lookup.counts[i]));
     std::array<Token, kCandidates> tokens;
     for (std::size_t row = 0; row < size_; ++row) tokens[row] = token(row);
     std::array<std::pair<std::uint32_t, std::uint32_t>, kCandidates> occurrences;
@@ -274,10 +296,11 @@ class CandidateTable {
 
   static constexpr std::size_t kNoStore = kMaxStores;
 
-  // The `count` stores, live or frozen ones, with the best hit rates, the better first; then kNoStore.
+  // The `count` stores, live or frozen ones, with the best hit rates, the better first; then
+  // kNoStore.
   template <std::size_t count>
-  static std::array<std::size_t, count> best_stores(const SourceEvidence& sources, const HitRates& hit_rates,
-                                                    bool live) {
+  static std::array<std::size_t, count> best_stores(const SourceEvidence& sources,
+                                                    const HitRates& hit_rates, bool live) {
     std::array<std::size_t, count> best;
     best.fill(kNoStore);
     for (std::size_t store = 0; store < sources.stores.size(); ++store) {
@@ -291,27 +314,35 @@ class CandidateTable {
   }
 
   // The columns from `first` on, of `store`.
-  void set_store_features(const SourceEvidence& sources, const HitRates& hit_rates, std::size_t store,
-                          std::size_t first) {
+  void set_store_features(const SourceEvidence& sources, const HitRates& hit_rates,
+                          std::size_t store, std::size_t first) {
     if (store == kNoStore) {
-      for (std::size_t column = 0; column < kStoreFeatures; ++column) set_column(first + column, -1);
+      for (std::size_t column = 0; column < kStoreFeatures; ++column)
+        set_column(first + column, -1);
       return;
     }
     const Evidence& evidence = sources.stores[store];
     const BackoffLevel* longest = evidence.longest();
-    const BackoffLevel* middle = evidence.levels[1].length > 0 ? &evidence.levels[1] : evidence.longest(kShort);
-    const std::array<const BackoffLevel*, kSuffixFeatures> levels{
-        longest, middle, evidence.longest(4), evidence.longest(3), evidence.longest(2), evidence.longest(1)};
+    const BackoffLevel* middle =
+        evidence.levels[1].length > 0 ? &evidence.levels[1] : evidence.longest(kShort);
+    const std::array<const BackoffLevel*, kSuffixFeatures> levels{longest,
+                                                                  middle,
+                                                                  evidence.longest(4),
+                                                                  evidence.longest(3),
+                                                                  evidence.longest(2),
+                                                                  evidence.longest(1)};
     set_column(first + kLength, longest ? static_cast<float>(longest->length) : 0);
     set_column(first + kMiddleLength, middle ? static_cast<float>(middle->length) : 0);
     set_column(first + kHitRate, hit_rates.stores[store].value);
-    for (std::size_t row = 0; row < size_; ++row) at(first + kInterpolated, row) = pool_.stores[store][order_[row]];
+    for (std::size_t row = 0; row < size_; ++row)
+      at(first + kInterpolated, row) = pool_.stores[store][order_[row]];
     for (std::size_t i = 0; i < kSuffixFeatures; ++i) {
       const BackoffLevel* level = levels[i];
       set_column(first + kCounts + i, level ? static_cast<float>(level->count) : 0);
       set_column(first + kShares + i, 0);
       if (!level) continue;
-      const std::uint16_t* pooled = store_rows_[store][static_cast<std::size_t>(level - evidence.levels.data())].data();
+      const std::uint16_t* pooled =
+          store_rows_[store][static_cast<std::size_t>(level - evidence.levels.data())].data();
       const std::size_t column = (first + kShares + i) * kCandidates;
       for (const Continuation& next : level->next) {
         const std::size_t row = row_of_[*pooled++];
@@ -326,11 +357,13 @@ class CandidateTable {
   CandidatePool pool_;
   // The rows of the pool of recycled logits and of the continuations of each store's levels.
   std::array<std::array<std::uint16_t, kTopK>, kRecycledOrders> recycled_rows_{};
-  std::array<std::array<std::array<std::uint16_t, kContinuations>, kLevels>, kMaxStores> store_rows_{};
+  std::array<std::array<std::array<std::uint16_t, kContinuations>, kLevels>, kMaxStores>
+      store_rows_{};
   std::size_t size_ = 0;
-  std::size_t lanes_ = kCandidates;                         // rows that are filled
-  std::array<std::uint16_t, kCandidates> order_{};          // rows of the pool, best first
-  std::array<std::uint8_t, CandidatePool::kMax> row_of_{};  // of each row of the pool in that order, or kNoRow
+  std::size_t lanes_ = kCandidates;                 // rows that are filled
+  std::array<std::uint16_t, kCandidates> order_{};  // rows of the pool, best first
+  std::array<std::uint8_t, CandidatePool::kMax>
+      row_of_{};  // of each row of the pool in that order, or kNoRow
   alignas(64) std::array<float, kFeatures * kCandidates + 1> columns_{};  // and what is of no row
 };
 

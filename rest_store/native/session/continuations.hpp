@@ -1,4 +1,5 @@
-// Continuations of an n-gram: the most frequent next tokens of a match, counted, or estimated from a sample.
+// Continuations of an n-gram: the most frequent next tokens of a match, counted, or estimated from
+// a sample.
 #pragma once
 
 #include <array>
@@ -56,9 +57,11 @@ class TokenCounts {
 
   // Of each shard, the tokens come in ascending order.
   void add(Token token) {
-    if (last_ < sums_.size() && sums_[last_].token == token) return static_cast<void>(++sums_[last_].count);
+    if (last_ < sums_.size() && sums_[last_].token == token)
+      return static_cast<void>(++sums_[last_].count);
     const auto is_same = [&](const Sum& sum) { return sum.token == token; };
-    last_ = static_cast<std::size_t>(std::find_if(sums_.begin(), sums_.end(), is_same) - sums_.begin());
+    last_ =
+        static_cast<std::size_t>(std::find_if(sums_.begin(), sums_.end(), is_same) - sums_.begin());
     if (last_ == sums_.size()) sums_.push_back({token, 0});
     ++sums_[last_].count;
   }
@@ -66,11 +69,13 @@ class TokenCounts {
   // The most frequent tokens, of equal counts the lesser token first, as shares of `total`.
   void most_frequent(double total, Continuations& out) {
     const std::size_t size = std::min(sums_.size(), kContinuations);
-    std::partial_sort(
-        sums_.begin(), sums_.begin() + static_cast<std::ptrdiff_t>(size), sums_.end(),
-        [](const Sum& a, const Sum& b) { return a.count != b.count ? a.count > b.count : a.token < b.token; });
+    std::partial_sort(sums_.begin(), sums_.begin() + static_cast<std::ptrdiff_t>(size), sums_.end(),
+                      [](const Sum& a, const Sum& b) {
+                        return a.count != b.count ? a.count > b.count : a.token < b.token;
+                      });
     out.size = static_cast<std::uint32_t>(size);
-    for (std::size_t i = 0; i < size; ++i) out.top[i] = {sums_[i].token, static_cast<float>(sums_[i].count / total)};
+    for (std::size_t i = 0; i < size; ++i)
+      out.top[i] = {sums_[i].token, static_cast<float>(sums_[i].count / total)};
   }
 
  private:
@@ -83,8 +88,8 @@ class TokenCounts {
   std::size_t last_ = 0;  // the sum of the token that was read last
 };
 
-// One match whose continuations are wanted: where its `length` tokens occur in each of `shards`, and how many
-// occurrences are read at most.
+// One match whose continuations are wanted: where its `length` tokens occur in each of `shards`,
+// and how many occurrences are read at most.
 struct ContinuationQuery {
   const std::vector<ShardView>* shards;
   std::uint32_t vocabulary;
@@ -94,9 +99,9 @@ struct ContinuationQuery {
   Continuations* out;
 };
 
-// Reads the next tokens of matches: all of them if they are few, else every n-th of the sorted suffixes, which misses
-// no token with more than n occurrences. The queries of one call overlap their memory latencies. Keeps its memory
-// between calls.
+// Reads the next tokens of matches: all of them if they are few, else every n-th of the sorted
+// suffixes, which misses no token with more than n occurrences. The queries of one call overlap
+// their memory latencies. Keeps its memory between calls.
 class ContinuationReader {
  public:
   // `meanwhile` is called while the first of what is read is on its way from memory.
@@ -124,7 +129,8 @@ class ContinuationReader {
         const Probe& probe = probes_[next];
         const std::uint8_t* suffix = probe.shard->suffix(probe.at);
         Token token = 0;
-        for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | suffix[byte];
+        for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte)
+          token = token << 8 | suffix[byte];
         if (token < queries[i].vocabulary) counts_.add(token);
       }
       counts_.most_frequent(static_cast<double>(count), *queries[i].out);
@@ -144,7 +150,8 @@ class ContinuationReader {
     for (const Interval& interval : query.intervals) count += interval.width();
     if (count == 0) return;
     const std::uint64_t stride = stride_of(count, query.samples);
-    std::uint64_t skip = stride / 2;  // carried from shard to shard, so that shares do not depend on their number
+    std::uint64_t skip =
+        stride / 2;  // carried from shard to shard, so that shares do not depend on their number
     for (std::size_t i = 0; i < shards.size(); ++i) {
       const Interval& interval = query.intervals[i];
       Rank rank = interval.begin + skip;

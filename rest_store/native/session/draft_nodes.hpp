@@ -19,8 +19,8 @@ struct DraftNode {
   float probability;  // given that its parent is
 };
 
-// How many of `nodes`, in the order in which they were taken, make a step produce most tokens in its time; of equals
-// the fewest. `costs[n]` is the time of a step that verifies n nodes.
+// How many of `nodes`, in the order in which they were taken, make a step produce most tokens in
+// its time; of equals the fewest. `costs[n]` is the time of a step that verifies n nodes.
 inline std::size_t pruned_size(std::span<const DraftNode> nodes, std::span<const double> costs) {
   double tokens = 1, best_rate = 0;
   std::size_t best = 0;
@@ -34,13 +34,14 @@ inline std::size_t pruned_size(std::span<const DraftNode> nodes, std::span<const
   return best;
 }
 
-// Put nodes, which are in the order in which they were taken, into the order in which they are verified: the most
-// probable path first, so that its KV cache entries are contiguous, then the others. Parents stay before their
-// children. Returns the new index of each.
+// Put nodes, which are in the order in which they were taken, into the order in which they are
+// verified: the most probable path first, so that its KV cache entries are contiguous, then the
+// others. Parents stay before their children. Returns the new index of each.
 inline std::vector<std::int32_t> put_in_verification_order(std::vector<DraftNode>& nodes) {
   std::vector<std::int32_t> moved_to(nodes.size(), -1);
   std::int32_t last = -1, size = 0;
-  for (std::size_t i = 0; i < nodes.size(); ++i)  // of a node's children, the most probable was taken first
+  for (std::size_t i = 0; i < nodes.size();
+       ++i)  // of a node's children, the most probable was taken first
     if (nodes[i].parent == last) {
       last = static_cast<std::int32_t>(i);
       moved_to[i] = size++;
@@ -57,9 +58,9 @@ inline std::vector<std::int32_t> put_in_verification_order(std::vector<DraftNode
 
 enum class Shape { kTree, kChain };
 
-// What is drafted. `costs[n]` is the time of a step that verifies n nodes, and there are more of them than `max_nodes`;
-// empty: all take the same.
-struct DraftLimits {
+// What is drafted. `costs[n]` is the time of a step that verifies n nodes, and there are more of
+// them than `max_nodes`; empty: all take the same.
+struct DraftOptions {
   std::size_t max_nodes;
   Shape shape = Shape::kTree;
   std::span<const double> costs;

@@ -1,8 +1,9 @@
-// N-gram evidence of a datastore: the continuations of several suffixes of a context, from the longest one that occurs
-// down to one token, as in backoff language models.
+// N-gram evidence of a datastore: the continuations of several suffixes of a context, from the
+// longest one that occurs down to one token, as in backoff language models.
 //
-// The evidence of a node of a draft tree follows from its parent's: the occurrences of a longer suffix are a part of
-// those of the shorter one. Short suffixes come up again and again, so theirs are cached.
+// The evidence of a node of a draft tree follows from its parent's: the occurrences of a longer
+// suffix are a part of those of the shorter one. Short suffixes come up again and again, so theirs
+// are cached.
 #pragma once
 
 #include <cmath>
@@ -17,8 +18,9 @@ namespace rest_store {
 constexpr std::size_t kLongLevels = 2;  // the longest, and one between it and the short ones
 constexpr std::size_t kLevels = kLongLevels + kShort;
 
-// The evidence of one context. levels[0] is the longest suffix that occurs, levels[1] one between it and the short
-// ones, if any; then come the suffixes of 4, 3, 2 and 1 tokens. Suffixes that do not occur have length 0.
+// The evidence of one context. levels[0] is the longest suffix that occurs, levels[1] one between
+// it and the short ones, if any; then come the suffixes of 4, 3, 2 and 1 tokens. Suffixes that do
+// not occur have length 0.
 struct Evidence {
   std::array<BackoffLevel, kLevels> levels;
 
@@ -34,10 +36,11 @@ struct Evidence {
   }
 };
 
-// Reads evidence from the shards of one datastore. Thread-safe: shards are read-only, and the cache synchronizes
-// itself.
+// Reads evidence from the shards of one datastore. Thread-safe: shards are read-only, and the cache
+// synchronizes itself.
 class EvidenceReader {
-  static constexpr std::size_t kLongSamples = 24, kShortSamples = 96;  // continuations read of one suffix
+  static constexpr std::size_t kLongSamples = 24,
+                               kShortSamples = 96;  // continuations read of one suffix
 
   // Levels of a parent that one more token makes long: its long ones, and that of kShort tokens.
   static constexpr std::size_t kExtendedLevels = kLongLevels + 1;
@@ -47,7 +50,8 @@ class EvidenceReader {
     std::span<const Token> tail;
     Suffix suffix;
     std::array<std::size_t, kShort + 1> slots{};  // in the cache, by length of a short suffix
-    std::array<bool, kShort + 1> missing{};       // by length: whether a short suffix is not in the cache
+    std::array<bool, kShort + 1>
+        missing{};  // by length: whether a short suffix is not in the cache
 
     PendingRequest(std::span<const Token> tokens, std::uint32_t width)
         : tail(tokens), suffix(tokens.last(std::min(tokens.size(), kMaxSuffix)), width) {}
@@ -75,7 +79,8 @@ class EvidenceReader {
     std::vector<PendingLevel> searched, narrowed;  // in whole shards; within known intervals
     std::vector<ContinuationQuery> queries;
     std::vector<PendingRequest> pending;
-    std::vector<std::array<BackoffLevel, kExtendedLevels>> long_levels;  // of each request, the longest first
+    std::vector<std::array<BackoffLevel, kExtendedLevels>>
+        long_levels;  // of each request, the longest first
     std::vector<MatchQuery> matches;
     std::vector<Match> longest;  // of each request, if it is of a root
 
@@ -101,7 +106,8 @@ class EvidenceReader {
   };
 
   // `cache` belongs to the datastore. What other readers have cached there is not used.
-  EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary, bool live, std::shared_ptr<SuffixCache> cache)
+  EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary, bool live,
+                 std::shared_ptr<SuffixCache> cache)
       : shards_(std::move(shards)),
         vocabulary_(vocabulary),
         live_(live),
@@ -113,8 +119,8 @@ class EvidenceReader {
   std::uint32_t width() const { return shards_[0].width; }
   bool live() const { return live_; }  // whether the datastore holds what the target model wrote
 
-  // A request for the evidence of the context that ends in `tail`: the context of `parent` and one more token or,
-  // without a parent, the root of a tree.
+  // A request for the evidence of the context that ends in `tail`: the context of `parent` and one
+  // more token or, without a parent, the root of a tree.
   struct Request {
     EvidenceReader* reader;
     const Evidence* parent;
@@ -122,8 +128,8 @@ class EvidenceReader {
     Evidence* out;
   };
 
-  // Read the evidence of all `requests`, which overlap their memory latencies. `meanwhile` is called once, while the
-  // continuations are on their way from memory.
+  // Read the evidence of all `requests`, which overlap their memory latencies. `meanwhile` is
+  // called once, while the continuations are on their way from memory.
   template <class Meanwhile>
   static void read(std::span<const Request> requests, Scratch& scratch, Meanwhile&& meanwhile) {
     scratch.clear(requests.size());
@@ -133,7 +139,8 @@ class EvidenceReader {
     search_roots(requests, scratch);
     queue_continuations(requests, scratch);
     scratch.reader.read(scratch.queries, meanwhile);
-    for (std::size_t i = 0; i < requests.size(); ++i) requests[i].reader->cache(scratch.pending[i], *requests[i].out);
+    for (std::size_t i = 0; i < requests.size(); ++i)
+      requests[i].reader->cache(scratch.pending[i], *requests[i].out);
   }
 
  private:
@@ -141,7 +148,8 @@ class EvidenceReader {
   static void prefetch_cached_levels(std::span<const Request> requests, Scratch& scratch) {
     for (const Request& request : requests) {
       const EvidenceReader& reader = *request.reader;
-      PendingRequest& pending = scratch.pending.emplace_back(reader.in_vocabulary(request.tail), reader.width());
+      PendingRequest& pending =
+          scratch.pending.emplace_back(reader.in_vocabulary(request.tail), reader.width());
       for (std::uint32_t length = 1; length <= pending.short_suffixes(); ++length) {
         pending.slots[length] = reader.cache_->index_of(short_suffix(pending.tail.last(length)));
         reader.cache_->prefetch_index(pending.slots[length]);
@@ -152,7 +160,8 @@ class EvidenceReader {
         requests[i].reader->cache_->prefetch_slot(scratch.pending[i].slots[length]);
   }
 
-  // Begin to search for the short suffixes that are not in the cache, and for the long ones that extend a parent's.
+  // Begin to search for the short suffixes that are not in the cache, and for the long ones that
+  // extend a parent's.
   static void begin_searches(std::span<const Request> requests, Scratch& scratch) {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const auto& [reader, parent, whole, out] = requests[i];
@@ -162,12 +171,14 @@ class EvidenceReader {
       for (std::size_t level = 0; parent != nullptr && level < kExtendedLevels; ++level) {
         const BackoffLevel& from = parent->levels[level];
         if (from.length == 0 || from.length >= std::min(kMaxSuffix, pending.tail.size())) continue;
-        reader->narrow(from, pending.tail.back(), pending.suffix, scratch.long_levels[i][level], scratch);
+        reader->narrow(from, pending.tail.back(), pending.suffix, scratch.long_levels[i][level],
+                       scratch);
       }
     }
   }
 
-  // Find the longest matches of the roots among `requests`, and a level between them and the short ones.
+  // Find the longest matches of the roots among `requests`, and a level between them and the short
+  // ones.
   static void search_roots(std::span<const Request> requests, Scratch& scratch) {
     const auto may_be_long = [&](std::size_t i) {
       return requests[i].parent == nullptr && !scratch.pending[i].tail.empty() &&
@@ -175,7 +186,8 @@ class EvidenceReader {
     };
     for (std::size_t i = 0; i < requests.size(); ++i)
       if (EvidenceReader& reader = *requests[i].reader; may_be_long(i))
-        scratch.matches.push_back({&reader.shards_, &scratch.pending[i].suffix, &scratch.longest[i], kShort});
+        scratch.matches.push_back(
+            {&reader.shards_, &scratch.pending[i].suffix, &scratch.longest[i], kShort});
     if (scratch.matches.empty()) return;
     scratch.matcher.longest(scratch.matches);
     for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -187,12 +199,14 @@ class EvidenceReader {
       longest.count = match.count;
       std::swap(longest.intervals, match.intervals);
       if (match.length >= kShort + 3)
-        requests[i].reader->seek(scratch.pending[i].suffix, match.length > 9 ? 8 : match.length - 2, middle, scratch);
+        requests[i].reader->seek(scratch.pending[i].suffix, match.length > 9 ? 8 : match.length - 2,
+                                 middle, scratch);
     }
     finish_searches(scratch);
   }
 
-  // Keep the long levels that occur, and request the continuations of all levels that are not from the cache.
+  // Keep the long levels that occur, and request the continuations of all levels that are not from
+  // the cache.
   static void queue_continuations(std::span<const Request> requests, Scratch& scratch) {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const auto& [reader, parent, whole, out] = requests[i];
@@ -201,7 +215,8 @@ class EvidenceReader {
         continue;
       }
       for (std::uint32_t length = 1; length <= kShort; ++length)
-        if (BackoffLevel& level = out->levels[kLevels - length]; scratch.pending[i].missing[length] && level.length > 0)
+        if (BackoffLevel& level = out->levels[kLevels - length];
+            scratch.pending[i].missing[length] && level.length > 0)
           reader->queue(level, scratch);
       for (std::size_t level = 0; level < kLongLevels; ++level) out->levels[level].clear();
       std::size_t filled = 0;
@@ -220,14 +235,16 @@ class EvidenceReader {
     return tail.last(size);
   }
 
-  // Take the levels of the short suffixes from the cache, and begin to search for those that are not there, among the
-  // occurrences of the parent's if there is one.
-  void short_levels(PendingRequest& pending, const Evidence* parent, Evidence& out, Scratch& scratch) {
+  // Take the levels of the short suffixes from the cache, and begin to search for those that are
+  // not there, among the occurrences of the parent's if there is one.
+  void short_levels(PendingRequest& pending, const Evidence* parent, Evidence& out,
+                    Scratch& scratch) {
     const auto& [tail, suffix, slots, unused] = pending;
     bool occurs = true;
     for (std::uint32_t length = 1; length <= kShort; ++length) {
       BackoffLevel& level = out.levels[kLevels - length];
-      if (occurs && length > 1 && parent != nullptr) occurs = parent->levels[kLevels - length + 1].length > 0;
+      if (occurs && length > 1 && parent != nullptr)
+        occurs = parent->levels[kLevels - length + 1].length > 0;
       if (!occurs || length > tail.size()) {
         level.clear();
         continue;
@@ -244,15 +261,19 @@ class EvidenceReader {
   }
 
   // Begin to search for the last `length` tokens of `suffix`.
-  void seek(const Suffix& suffix, std::uint32_t length, BackoffLevel& level, Scratch& scratch) const {
+  void seek(const Suffix& suffix, std::uint32_t length, BackoffLevel& level,
+            Scratch& scratch) const {
     level.length = length;
     scratch.searched.push_back({&level, shards_.size(), scratch.searches.size()});
     for (const ShardView& shard : shards_)
-      scratch.searches.emplace_back(shard, suffix.last(length), length * width(), scratch.searched.size() - 1);
+      scratch.searches.emplace_back(shard, suffix.last(length), length * width(),
+                                    scratch.searched.size() - 1);
   }
 
-  // Begin to search for the occurrences of `from` that continue with `token`, the last one of `suffix`.
-  void narrow(const BackoffLevel& from, Token token, const Suffix& suffix, BackoffLevel& to, Scratch& scratch) const {
+  // Begin to search for the occurrences of `from` that continue with `token`, the last one of
+  // `suffix`.
+  void narrow(const BackoffLevel& from, Token token, const Suffix& suffix, BackoffLevel& to,
+              Scratch& scratch) const {
     to.length = from.length + 1;
     if (from.next.size < kContinuations && stride_of(from.count, samples_of(from.length)) == 1) {
       // All occurrences were read. In each shard they are in the order of their next tokens.
@@ -278,13 +299,14 @@ class EvidenceReader {
     scratch.narrowed.push_back({&to, shards_.size(), scratch.boundaries.size()});
     for (std::size_t i = 0; i < shards_.size(); ++i)
       for (const bool after : {false, true})
-        scratch.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, after, from.intervals[i].begin,
-                                      from.intervals[i].end, 0});
+        scratch.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, after,
+                                      from.intervals[i].begin, from.intervals[i].end, 0});
   }
 
   // Finish all searches; clear the levels of suffixes that do not occur.
   static void finish_searches(Scratch& scratch) {
-    if (!scratch.searched.empty()) locate(scratch.searches, scratch.searched.size(), scratch.decided);
+    if (!scratch.searched.empty())
+      locate(scratch.searches, scratch.searched.size(), scratch.decided);
     for (std::size_t group = 0; group < scratch.searched.size(); ++group) {
       PendingLevel pending = scratch.searched[group];
       if (!scratch.decided[group]) {
@@ -294,7 +316,8 @@ class EvidenceReader {
       const std::size_t first = std::exchange(pending.first, scratch.boundaries.size());
       scratch.boundaries.resize(pending.first + 2 * pending.shards);
       for (std::size_t i = 0; i < pending.shards; ++i)
-        interval_boundaries(scratch.searches[first + i], &scratch.boundaries[pending.first + 2 * i]);
+        interval_boundaries(scratch.searches[first + i],
+                            &scratch.boundaries[pending.first + 2 * i]);
       scratch.narrowed.push_back(pending);
     }
     find_boundaries(std::span(scratch.boundaries));
@@ -312,12 +335,14 @@ class EvidenceReader {
   }
 
   // How many occurrences of a suffix of `length` tokens have their continuations read, at most.
-  static std::size_t samples_of(std::uint32_t length) { return length > kShort ? kLongSamples : kShortSamples; }
+  static std::size_t samples_of(std::uint32_t length) {
+    return length > kShort ? kLongSamples : kShortSamples;
+  }
 
   // Request the continuations of `level`.
   void queue(BackoffLevel& level, Scratch& scratch) const {
-    scratch.queries.push_back(
-        {&shards_, vocabulary_, level.intervals, level.length, samples_of(level.length), &level.next});
+    scratch.queries.push_back({&shards_, vocabulary_, level.intervals, level.length,
+                               samples_of(level.length), &level.next});
   }
 
   void cache(const PendingRequest& pending, const Evidence& out) {

@@ -49,8 +49,8 @@ class Frontier {
     return best;
   }
 
-  // Whether a likely child of a node with this score would be among the `left` nodes still to be taken. Counting the
-  // better nodes is faster than selecting the last of the best `left`.
+  // Whether a likely child of a node with this score would be among the `left` nodes still to be
+  // taken. Counting the better nodes is faster than selecting the last of the best `left`.
   bool may_contribute(float score, std::size_t left) {
     if (left == 0 || nodes_.size() < left) return left > 0;
     drop_beyond(left);
@@ -63,13 +63,15 @@ class Frontier {
   }
 
  private:
-  static constexpr std::size_t kSlack = 32;  // nodes kept beyond those that can be taken, before they are dropped
+  static constexpr std::size_t kSlack =
+      32;  // nodes kept beyond those that can be taken, before they are dropped
 
   // Now and then, drop the nodes that will not be taken: all but the `count` best.
   void drop_beyond(std::size_t count) {
     if (nodes_.size() <= 2 * count + kSlack) return;
-    std::nth_element(nodes_.begin(), nodes_.begin() + static_cast<std::ptrdiff_t>(count) - 1, nodes_.end(),
-                     [](const OpenCandidate& a, const OpenCandidate& b) { return LowerPriority()(b, a); });
+    std::nth_element(
+        nodes_.begin(), nodes_.begin() + static_cast<std::ptrdiff_t>(count) - 1, nodes_.end(),
+        [](const OpenCandidate& a, const OpenCandidate& b) { return LowerPriority()(b, a); });
     cutoff_ = nodes_[count - 1].score;
     nodes_.resize(count);
     std::make_heap(nodes_.begin(), nodes_.end(), LowerPriority());

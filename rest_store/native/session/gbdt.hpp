@@ -1,5 +1,6 @@
-// Gradient-boosted decision trees. All nodes of a level compare the same feature with the same threshold (oblivious
-// trees, as in CatBoost, arXiv 1706.09516), so that a tree of depth d is d comparisons and one look-up.
+// Gradient-boosted decision trees. All nodes of a level compare the same feature with the same
+// threshold (oblivious trees, as in CatBoost, arXiv 1706.09516), so that a tree of depth d is d
+// comparisons and one look-up.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,8 @@ struct ObliviousTree {
   std::array<float, kGbdtDepth> thresholds{};  // a greater feature sets the level's bit
   std::array<float, std::size_t{1} << kGbdtDepth> leaves{};
 };
-static_assert(sizeof(ObliviousTree) == 2 * kGbdtDepth + 4 * kGbdtDepth + (std::size_t{4} << kGbdtDepth));
+static_assert(sizeof(ObliviousTree) ==
+              2 * kGbdtDepth + 4 * kGbdtDepth + (std::size_t{4} << kGbdtDepth));
 
 // Trees as they are fitted and kept in files; IntegerTrees evaluates them.
 struct Gbdt {
@@ -44,7 +46,8 @@ struct Gbdt {
   }
 };
 
-// What to subtract from log odds up to `greatest`, so that the sum of their exponentials does not overflow.
+// What to subtract from log odds up to `greatest`, so that the sum of their exponentials does not
+// overflow.
 inline float softmax_shift(float greatest) { return std::max(0.0F, greatest - 80.0F); }
 
 }  // namespace rest_store

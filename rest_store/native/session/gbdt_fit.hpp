@@ -1,6 +1,6 @@
-// Fits gradient-boosted trees to labelled rows: second-order boosting on binned features. The rows of a group are the
-// candidates for one position, of which at most one is right; the loss is that of a softmax over them and "none of
-// these".
+// Fits gradient-boosted trees to labelled rows: second-order boosting on binned features. The rows
+// of a group are the candidates for one position, of which at most one is right; the loss is that
+// of a softmax over them and "none of these".
 #pragma once
 
 #include <algorithm>
@@ -21,17 +21,22 @@ struct GbdtOptions {
 
 class GbdtFitter {
  public:
-  // `rows`: float[count, features], row by row; `labels`: 0 or 1; `ends`: of the groups, ascending, the last is
-  // `count`.
-  GbdtFitter(std::span<const float> rows, std::span<const std::uint8_t> labels, std::span<const std::uint32_t> ends,
-             std::size_t features)
-      : labels_(labels), ends_(ends), features_(features), count_(labels.size()), bins_(count_ * features) {
+  // `rows`: float[count, features], row by row; `labels`: 0 or 1; `ends`: of the groups, ascending,
+  // the last is `count`.
+  GbdtFitter(std::span<const float> rows, std::span<const std::uint8_t> labels,
+             std::span<const std::uint32_t> ends, std::size_t features)
+      : labels_(labels),
+        ends_(ends),
+        features_(features),
+        count_(labels.size()),
+        bins_(count_ * features) {
     for (std::size_t feature = 0; feature < features; ++feature) {
       edges_.push_back(quantiles(rows, feature));
       const std::vector<float>& edges = edges_.back();
       for (std::size_t row = 0; row < count_; ++row)
         bins_[row * features + feature] = static_cast<std::uint8_t>(
-            std::lower_bound(edges.begin(), edges.end(), rows[row * features + feature]) - edges.begin());
+            std::lower_bound(edges.begin(), edges.end(), rows[row * features + feature]) -
+            edges.begin());
     }
   }
 
@@ -78,13 +83,15 @@ class GbdtFitter {
   std::vector<float> quantiles(std::span<const float> rows, std::size_t feature) const {
     std::vector<float> sample;
     const std::size_t step = std::max<std::size_t>(1, count_ / 200'000);
-    for (std::size_t row = 0; row < count_; row += step) sample.push_back(rows[row * features_ + feature]);
+    for (std::size_t row = 0; row < count_; row += step)
+      sample.push_back(rows[row * features_ + feature]);
     std::sort(sample.begin(), sample.end());
     std::vector<float> distinct = sample;
     distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
     std::vector<float> edges;
     if (distinct.size() <= kBins) {
-      for (std::size_t i = 0; i + 1 < distinct.size(); ++i) edges.push_back((distinct[i] + distinct[i + 1]) / 2);
+      for (std::size_t i = 0; i + 1 < distinct.size(); ++i)
+        edges.push_back((distinct[i] + distinct[i + 1]) / 2);
       return edges;
     }
     for (std::size_t i = 1; i < kBins; ++i) {
@@ -112,7 +119,8 @@ class GbdtFitter {
       hessian[leaves_[row]] += gradients_[row].hessian;
     }
     for (std::size_t leaf = 0; leaf < tree.leaves.size(); ++leaf)
-      tree.leaves[leaf] = static_cast<float>(options.rate * gradient[leaf] / (hessian[leaf] + kRidge));
+      tree.leaves[leaf] =
+          static_cast<float>(options.rate * gradient[leaf] / (hessian[leaf] + kRidge));
     return tree;
   }
 
@@ -170,7 +178,9 @@ class GbdtFitter {
   std::size_t leaf_of(std::size_t row) const {
     std::size_t leaf = 0;
     for (std::size_t level = 0; level < splits_.size(); ++level)
-      leaf |= static_cast<std::size_t>(bins_[row * features_ + splits_[level].first] > splits_[level].second) << level;
+      leaf |= static_cast<std::size_t>(bins_[row * features_ + splits_[level].first] >
+                                       splits_[level].second)
+              << level;
     return leaf;
   }
 

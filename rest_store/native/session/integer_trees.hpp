@@ -1,8 +1,9 @@
 // Gradient-boosted decision trees as they are evaluated: 16 or 32 rows at once, in integers.
 //
-// A model compares a feature with few thresholds, again and again: each such split is made once for all rows, and a
-// tree reads its six. Leaves are 16-bit multiples of one quantum, so that all rows take theirs from a few registers,
-// and so that sums are the same, bit for bit, whatever instructions and in whatever order they add them up.
+// A model compares a feature with few thresholds, again and again: each such split is made once for
+// all rows, and a tree reads its six. Leaves are 16-bit multiples of one quantum, so that all rows
+// take theirs from a few registers, and so that sums are the same, bit for bit, whatever
+// instructions and in whatever order they add them up.
 #pragma once
 
 #include <cstring>
@@ -10,7 +11,8 @@
 
 #include "session/gbdt.hpp"
 
-// Wide registers are used where the system has them at run time. AVX-512 makes a draft 8% faster than AVX2.
+// Wide registers are used where the system has them at run time. AVX-512 makes a draft 8% faster
+// than AVX2.
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define REST_STORE_AVX2 __attribute__((target("avx2")))
@@ -69,7 +71,8 @@ class IntegerTrees {
     else add_up<1>(columns, sums, scratch, instructions);
     // Not rounded before the end, so that all machines agree.
     for (std::size_t row = 0; row < kLanes * (1 + is_wide); ++row)
-      out[row] = static_cast<float>(static_cast<double>(base_) + quantum_ * static_cast<double>(sums[row]));
+      out[row] = static_cast<float>(static_cast<double>(base_) +
+                                    quantum_ * static_cast<double>(sums[row]));
   }
 
  private:
@@ -82,8 +85,9 @@ class IntegerTrees {
     std::size_t feature, end;
   };
 
-  using Splits = std::array<std::uint32_t, kGbdtDepth>;  // of a tree: the number of each, times kLanes
-  struct alignas(64) Leaves {                            // of a tree: as words, and in sets of low and of high bytes
+  using Splits =
+      std::array<std::uint32_t, kGbdtDepth>;  // of a tree: the number of each, times kLanes
+  struct alignas(64) Leaves {  // of a tree: as words, and in sets of low and of high bytes
     std::array<std::int16_t, std::size_t{1} << kGbdtDepth> words;
     std::array<std::array<std::array<std::uint8_t, kSet>, 2>, kSets> bytes;
   };
@@ -93,7 +97,8 @@ class IntegerTrees {
     std::vector<std::vector<float>> of_feature;
     for (const ObliviousTree& tree : gbdt.trees)
       for (std::size_t level = 0; level < kGbdtDepth; ++level) {
-        if (tree.features[level] >= of_feature.size()) of_feature.resize(tree.features[level] + std::size_t{1});
+        if (tree.features[level] >= of_feature.size())
+          of_feature.resize(tree.features[level] + std::size_t{1});
         of_feature[tree.features[level]].push_back(tree.thresholds[level]);
       }
     std::vector<std::size_t> first;  // of each feature
@@ -109,22 +114,26 @@ class IntegerTrees {
       Splits& splits = splits_.emplace_back();
       for (std::size_t level = 0; level < kGbdtDepth; ++level) {
         const std::vector<float>& thresholds = of_feature[tree.features[level]];
-        const auto found = std::lower_bound(thresholds.begin(), thresholds.end(), tree.thresholds[level]);
-        const std::size_t number = first[tree.features[level]] + static_cast<std::size_t>(found - thresholds.begin());
+        const auto found =
+            std::lower_bound(thresholds.begin(), thresholds.end(), tree.thresholds[level]);
+        const std::size_t number =
+            first[tree.features[level]] + static_cast<std::size_t>(found - thresholds.begin());
         splits[level] = static_cast<std::uint32_t>(kLanes * number);
       }
     }
   }
 
-  // The quantum is the least power of two that keeps the greatest leaf within 16 bits, and any sum within 32.
+  // The quantum is the least power of two that keeps the greatest leaf within 16 bits, and any sum
+  // within 32.
   void round_leaves(const Gbdt& gbdt) {
     const std::size_t count = gbdt.trees.size();
     float greatest = 0;
     for (const ObliviousTree& tree : gbdt.trees)
       for (const float leaf : tree.leaves) greatest = std::max(greatest, std::abs(leaf));
-    const double most = std::min<double>(
-        kGreatest, std::numeric_limits<std::int32_t>::max() / std::max(1.0, static_cast<double>(count)));
-    if (greatest > 0) quantum_ = std::exp2(std::ceil(std::log2(static_cast<double>(greatest) / most)));
+    const double most = std::min<double>(kGreatest, std::numeric_limits<std::int32_t>::max() /
+                                                        std::max(1.0, static_cast<double>(count)));
+    if (greatest > 0)
+      quantum_ = std::exp2(std::ceil(std::log2(static_cast<double>(greatest) / most)));
     std::int32_t bound = 0;  // of the sums of the last block
     for (std::size_t tree = 0; tree < count; ++tree) {
       Leaves& leaves = leaves_.emplace_back();
@@ -150,7 +159,8 @@ class IntegerTrees {
   template <std::size_t groups>
   void add_up(const float* columns, std::int32_t* sums, Scratch& scratch,
               [[maybe_unused]] Instructions instructions) const {
-    scratch.resize(std::max(scratch.size(), thresholds_.size() * groups * kLanes / sizeof(Bytes) + 1));
+    scratch.resize(
+        std::max(scratch.size(), thresholds_.size() * groups * kLanes / sizeof(Bytes) + 1));
     std::uint8_t* const greater = scratch[0].values.data();
 #ifdef REST_STORE_AVX2
     if (instructions == Instructions::kAvx512) {
@@ -163,7 +173,8 @@ class IntegerTrees {
     add_up_portable<groups>(columns, greater, sums);
   }
 
-  // Compare each column with its thresholds. By hand for each kind of registers: compilers make it half as fast.
+  // Compare each column with its thresholds. By hand for each kind of registers: compilers make it
+  // half as fast.
   template <std::size_t groups>
   void split_portable(const float* columns, std::uint8_t* greater) const {
     std::size_t split = 0;
@@ -172,7 +183,8 @@ class IntegerTrees {
       std::memcpy(values.data(), columns + column.feature * kColumn, sizeof values);
       for (; split < column.end; ++split, greater += groups * kLanes) {
         std::array<std::uint8_t, groups * kLanes> rows;
-        for (std::size_t row = 0; row < rows.size(); ++row) rows[row] = values[row] > thresholds_[split] ? 0xFF : 0;
+        for (std::size_t row = 0; row < rows.size(); ++row)
+          rows[row] = values[row] > thresholds_[split] ? 0xFF : 0;
         std::memcpy(greater, rows.data(), sizeof rows);
       }
     }
@@ -183,14 +195,16 @@ class IntegerTrees {
     split_portable<groups>(columns, greater);
     std::array<std::int32_t, groups * kLanes> out{};
     for (std::size_t tree = 0; tree < leaves_.size(); ++tree)
-      for (std::size_t row = 0; row < groups * kLanes; row += 8) {  // a byte of a word for each of eight
+      for (std::size_t row = 0; row < groups * kLanes;
+           row += 8) {  // a byte of a word for each of eight
         std::uint64_t leaves = 0;
         for (std::size_t level = 0; level < kGbdtDepth; ++level) {
           std::uint64_t rows;
           std::memcpy(&rows, greater + groups * splits_[tree][level] + row, sizeof rows);
           leaves |= rows & (0x0101010101010101ULL << level);
         }
-        for (std::size_t i = 0; i < 8; ++i) out[row + i] += leaves_[tree].words[leaves >> (8 * i) & 0xFF];
+        for (std::size_t i = 0; i < 8; ++i)
+          out[row + i] += leaves_[tree].words[leaves >> (8 * i) & 0xFF];
       }
     std::copy(out.begin(), out.end(), sums);
   }
@@ -207,7 +221,8 @@ class IntegerTrees {
         values[i] = _mm512_loadu_ps(columns + column.feature * kColumn + i * kLanes);
       for (; split < column.end; ++split)
         for (std::size_t i = 0; i < groups; ++i, greater += kLanes) {
-          const __mmask16 mask = _mm512_cmp_ps_mask(values[i], _mm512_set1_ps(thresholds_[split]), _CMP_GT_OQ);
+          const __mmask16 mask =
+              _mm512_cmp_ps_mask(values[i], _mm512_set1_ps(thresholds_[split]), _CMP_GT_OQ);
           _mm_store_si128(reinterpret_cast<__m128i*>(greater), _mm_movm_epi8(mask));
         }
     }
@@ -220,10 +235,11 @@ class IntegerTrees {
     else return _mm256_zextsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(at)));
   }
 
-  // The bits of six splits are the number of a row's leaf, which is taken from two registers. The sums of a block fit
-  // into 16 bits.
+  // The bits of six splits are the number of a row's leaf, which is taken from two registers. The
+  // sums of a block fit into 16 bits.
   template <std::size_t groups>
-  REST_STORE_AVX512 void add_up_avx512(const float* columns, std::uint8_t* greater, std::int32_t* sums) const {
+  REST_STORE_AVX512 void add_up_avx512(const float* columns, std::uint8_t* greater,
+                                       std::int32_t* sums) const {
     split_avx512<groups>(columns, greater);
     __m512i out[groups];
     for (__m512i& sum : out) sum = _mm512_setzero_si512();
@@ -231,7 +247,8 @@ class IntegerTrees {
     for (const std::size_t end : blocks_) {
       __m512i block = _mm512_setzero_si512();
       for (; tree < end; ++tree) {
-        __m256i leaf = load_avx512<groups>(greater + groups * splits_[tree][0]);  // bits above the sixth are not read
+        __m256i leaf = load_avx512<groups>(
+            greater + groups * splits_[tree][0]);  // bits above the sixth are not read
         for (std::size_t level = 1; level < kGbdtDepth; ++level) {
           const __m256i bit = _mm256_set1_epi8(static_cast<char>(1 << level));
           const __m256i rows = load_avx512<groups>(greater + groups * splits_[tree][level]);
@@ -239,13 +256,15 @@ class IntegerTrees {
         }
         const std::int16_t* words = leaves_[tree].words.data();
         const __m512i first = _mm512_load_si512(words), second = _mm512_load_si512(words + 32);
-        block = _mm512_add_epi16(block, _mm512_permutex2var_epi16(first, _mm512_cvtepu8_epi16(leaf), second));
+        block = _mm512_add_epi16(
+            block, _mm512_permutex2var_epi16(first, _mm512_cvtepu8_epi16(leaf), second));
       }
       alignas(64) std::int16_t of_rows[2 * kLanes];
       _mm512_store_si512(of_rows, block);
       for (std::size_t i = 0; i < groups; ++i) {
         const auto* from = reinterpret_cast<const __m256i*>(of_rows + i * kLanes);
-        out[i] = _mm512_add_epi32(out[i], _mm512_maskz_cvtepi16_epi32(0xFFFF, _mm256_load_si256(from)));
+        out[i] =
+            _mm512_add_epi32(out[i], _mm512_maskz_cvtepi16_epi32(0xFFFF, _mm256_load_si256(from)));
       }
     }
     for (std::size_t i = 0; i < groups; ++i) _mm512_store_si512(sums + i * kLanes, out[i]);
@@ -262,9 +281,11 @@ class IntegerTrees {
           const __m256 first = _mm256_cmp_ps(_mm256_loadu_ps(values), threshold, _CMP_GT_OQ);
           const __m256 second = _mm256_cmp_ps(_mm256_loadu_ps(values + 8), threshold, _CMP_GT_OQ);
           const __m256i words = _mm256_permute4x64_epi64(
-              _mm256_packs_epi32(_mm256_castps_si256(first), _mm256_castps_si256(second)), _MM_SHUFFLE(3, 1, 2, 0));
-          _mm_store_si128(reinterpret_cast<__m128i*>(greater),
-                          _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+              _mm256_packs_epi32(_mm256_castps_si256(first), _mm256_castps_si256(second)),
+              _MM_SHUFFLE(3, 1, 2, 0));
+          _mm_store_si128(
+              reinterpret_cast<__m128i*>(greater),
+              _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
         }
   }
 
@@ -273,10 +294,11 @@ class IntegerTrees {
     return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(at)));
   }
 
-  // Registers hold the low and the high bytes of 16 leaves: four splits choose one of 16 leaves, the other two one of
-  // four such sets. The sums of a block fit into 16 bits.
+  // Registers hold the low and the high bytes of 16 leaves: four splits choose one of 16 leaves,
+  // the other two one of four such sets. The sums of a block fit into 16 bits.
   template <std::size_t groups>
-  REST_STORE_AVX2 void add_up_avx2(const float* columns, std::uint8_t* greater, std::int32_t* sums) const {
+  REST_STORE_AVX2 void add_up_avx2(const float* columns, std::uint8_t* greater,
+                                   std::int32_t* sums) const {
     split_avx2<groups>(columns, greater);
     std::fill_n(sums, groups * kLanes, 0);
     std::size_t tree = 0;
@@ -289,7 +311,8 @@ class IntegerTrees {
           __m256i leaf = _mm256_setzero_si256();
           for (std::size_t level = 0; level < 4; ++level) {
             const __m256i bit = _mm256_set1_epi8(static_cast<char>(1 << level));
-            leaf = _mm256_or_si256(leaf, _mm256_and_si256(load_twice(rows + groups * splits_[tree][level]), bit));
+            leaf = _mm256_or_si256(
+                leaf, _mm256_and_si256(load_twice(rows + groups * splits_[tree][level]), bit));
           }
           __m256i bytes[kSets];
           for (std::size_t set = 0; set < kSets; ++set) {
@@ -298,15 +321,18 @@ class IntegerTrees {
           }
           const __m256i fifth = load_twice(rows + groups * splits_[tree][4]);
           const __m256i sixth = load_twice(rows + groups * splits_[tree][5]);
-          const __m256i both = _mm256_blendv_epi8(_mm256_blendv_epi8(bytes[0], bytes[1], fifth),
-                                                  _mm256_blendv_epi8(bytes[2], bytes[3], fifth), sixth);
-          const __m128i low = _mm256_castsi256_si128(both), high = _mm256_extracti128_si256(both, 1);
+          const __m256i both =
+              _mm256_blendv_epi8(_mm256_blendv_epi8(bytes[0], bytes[1], fifth),
+                                 _mm256_blendv_epi8(bytes[2], bytes[3], fifth), sixth);
+          const __m128i low = _mm256_castsi256_si128(both),
+                        high = _mm256_extracti128_si256(both, 1);
           block[2 * i] = _mm_add_epi16(block[2 * i], _mm_unpacklo_epi8(low, high));
           block[2 * i + 1] = _mm_add_epi16(block[2 * i + 1], _mm_unpackhi_epi8(low, high));
         }
       for (std::size_t i = 0; i < 2 * groups; ++i) {
         auto* to = reinterpret_cast<__m256i*>(sums + 8 * i);
-        _mm256_store_si256(to, _mm256_add_epi32(_mm256_load_si256(to), _mm256_cvtepi16_epi32(block[i])));
+        _mm256_store_si256(
+            to, _mm256_add_epi32(_mm256_load_si256(to), _mm256_cvtepi16_epi32(block[i])));
       }
     }
   }
@@ -321,12 +347,14 @@ class IntegerTrees {
   std::vector<std::size_t> blocks_;  // trees whose sums fit into 16 bits: where each block ends
 };
 
-// The trees for steps with frozen stores alone, and those for steps in which a live store takes part. Without the
-// latter, a live store counts as a frozen one.
+// The trees for steps with frozen stores alone, and those for steps in which a live store takes
+// part. Without the latter, a live store counts as a frozen one.
 struct FittedTrees {
   IntegerTrees frozen, live;
 
-  const IntegerTrees& of(bool with_live) const { return with_live && !live.empty() ? live : frozen; }
+  const IntegerTrees& of(bool with_live) const {
+    return with_live && !live.empty() ? live : frozen;
+  }
 };
 
 }  // namespace rest_store

@@ -1,5 +1,5 @@
-// The tokens that the target model finds likely after a context: after one forward pass, and over all passes after the
-// same last tokens.
+// The tokens that the target model finds likely after a context: after one forward pass, and over
+// all passes after the same last tokens.
 #pragma once
 
 #include <algorithm>
@@ -20,26 +20,31 @@ struct TopTokens {
   std::array<Token, kTopK> tokens{};
 };
 
-// The most likely tokens over all passes. A pass gives the r-th likeliest token a weight of 1/r^2, and each later pass
-// takes a fifth of it.
+// The most likely tokens over all passes. A pass gives the r-th likeliest token a weight of 1/r^2,
+// and each later pass takes a fifth of it.
 class LikelyTokens {
  public:
-  std::size_t size() const { return size_; }                                         // 0: unknown
-  std::span<const Token> tokens() const { return std::span(tokens_).first(size_); }  // of descending weight
-  std::uint32_t times() const { return times_; }                                     // passes
+  std::size_t size() const { return size_; }  // 0: unknown
+  std::span<const Token> tokens() const {
+    return std::span(tokens_).first(size_);
+  }                                               // of descending weight
+  std::uint32_t times() const { return times_; }  // passes
 
   // The weight of the i-th token, as a share of what it would be had it always been the likeliest.
   float share(std::size_t i) const {
-    return static_cast<float>(weights_[i]) / kWhole[std::min<std::size_t>(times_, kWhole.size() - 1)];
+    return static_cast<float>(weights_[i]) /
+           kWhole[std::min<std::size_t>(times_, kWhole.size() - 1)];
   }
 
   void learn(const TopTokens& top) {
     const LikelyTokens before = *this;
     size_ = 0;
-    if (times_ < kMostTimes) ++times_;
+    if (times_ < kMaxTimes) ++times_;
     for (std::size_t i = 0; i < before.size_; ++i) {
-      const auto rank = std::find(top.tokens.begin(), top.tokens.begin() + top.size, before.tokens_[i]);
-      insert(before.tokens_[i], before.weights_[i] * 4U / 5 + weight_of(top, rank - top.tokens.begin()));
+      const auto rank =
+          std::find(top.tokens.begin(), top.tokens.begin() + top.size, before.tokens_[i]);
+      insert(before.tokens_[i],
+             before.weights_[i] * 4U / 5 + weight_of(top, rank - top.tokens.begin()));
     }
     const auto known = before.tokens();
     for (std::size_t i = 0; i < top.size; ++i)
@@ -48,13 +53,15 @@ class LikelyTokens {
   }
 
  private:
-  static constexpr std::uint32_t kOnce = 8192;     // weight of the likeliest token of one pass
-  static constexpr std::uint8_t kMostTimes = 255;  // the times stop counting there
-  static constexpr auto kWhole = [] {              // the weight of a token that was always the likeliest, by times
-    std::array<float, 32> out{};
-    for (std::size_t times = 1; times < out.size(); ++times) out[times] = 0.8F * out[times - 1] + kOnce;
-    return out;
-  }();
+  static constexpr std::uint32_t kOnce = 8192;    // weight of the likeliest token of one pass
+  static constexpr std::uint8_t kMaxTimes = 255;  // the times stop counting there
+  static constexpr auto kWhole =
+      [] {  // the weight of a token that was always the likeliest, by times
+        std::array<float, 32> out{};
+        for (std::size_t times = 1; times < out.size(); ++times)
+          out[times] = 0.8F * out[times - 1] + kOnce;
+        return out;
+      }();
 
   static std::uint32_t weight_of(const TopTokens& top, std::ptrdiff_t rank) {
     return rank == top.size ? 0 : kOnce / static_cast<std::uint32_t>((rank + 1) * (rank + 1));

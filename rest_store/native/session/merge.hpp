@@ -1,8 +1,8 @@
 // Merges the scored trees of several sessions into one draft.
 //
-// Nodes of the same path become one, whose score is the mean over all trees: a tree without the path counts as 0. So no
-// node has a greater score than its parent, and the scores of siblings do not exceed their parent's in sum, as in each
-// tree.
+// Nodes of the same path become one, whose score is the mean over all trees: a tree without the
+// path counts as 0. So no node has a greater score than its parent, and the scores of siblings do
+// not exceed their parent's in sum, as in each tree.
 #pragma once
 
 #include <algorithm>
@@ -23,9 +23,9 @@ struct ScoredTree {
 
 class MergedTree {
  public:
-  // Throws std::invalid_argument if a tree has a parent after its child, or a score that is not between 0 and the
-  // parent's.
-  MergedTree(std::span<const ScoredTree> trees, const DraftLimits& limits) {
+  // Throws std::invalid_argument if a tree has a parent after its child, or a score that is not
+  // between 0 and the parent's.
+  MergedTree(std::span<const ScoredTree> trees, const DraftOptions& limits) {
     paths_.push_back({0, 0, 0, 0, static_cast<double>(trees.size()), 0, 0});
     for (const ScoredTree& tree : trees) add(tree);
     for (Path& path : paths_) path.score /= static_cast<double>(trees.size());
@@ -78,12 +78,14 @@ class MergedTree {
     return paths_.size() - 1;
   }
 
-  // Take the paths with the greatest scores as nodes; of a chain, the likeliest next one again and again.
-  void take(const DraftLimits& limits) {
+  // Take the paths with the greatest scores as nodes; of a chain, the likeliest next one again and
+  // again.
+  void take(const DraftOptions& limits) {
     std::vector<std::size_t> order(paths_.size() - 1);
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i + 1;
-    std::stable_sort(order.begin(), order.end(),  // of equals the first: parents stay before their children
-                     [&](std::size_t a, std::size_t b) { return paths_[a].score > paths_[b].score; });
+    std::stable_sort(
+        order.begin(), order.end(),  // of equals the first: parents stay before their children
+        [&](std::size_t a, std::size_t b) { return paths_[a].score > paths_[b].score; });
     node_of_.assign(paths_.size(), -1);
     std::size_t last = 0;  // the end of the chain
     for (const std::size_t at : order) {

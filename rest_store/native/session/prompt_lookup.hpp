@@ -1,14 +1,16 @@
-// Prompt lookup (Saxena, Prompt Lookup Decoding, 2023): the tokens that followed earlier occurrences of the context's
-// suffixes in the prompt and the output so far, at several suffix lengths.
+// Prompt lookup (Saxena, Prompt Lookup Decoding, 2023): the tokens that followed earlier
+// occurrences of the context's suffixes in the prompt and the output so far, at several suffix
+// lengths.
 //
-// For each of a few lengths, a hash table holds where each n-gram of that length ended last, and each position links to
-// the occurrence before. Appending a token and reading a bounded number of recent occurrences take constant time,
-// whatever the length of the text and whatever stands in it: each of them reads a bounded number of entries of a table,
-// also of a text that was made so that its n-grams meet in one place. What such a text has too many of is forgotten,
-// the oldest first; it loses drafts of its own session, and costs nobody time.
+// For each of a few lengths, a hash table holds where each n-gram of that length ended last, and
+// each position links to the occurrence before. Appending a token and reading a bounded number of
+// recent occurrences take constant time, whatever the length of the text and whatever stands in it:
+// each of them reads a bounded number of entries of a table, also of a text that was made so that
+// its n-grams meet in one place. What such a text has too many of is forgotten, the oldest first;
+// it loses drafts of its own session, and costs nobody time.
 //
-// References, which the output will probably resemble, come before the prompt. After each of them is a separator, which
-// no match and no continuation crosses.
+// References, which the output will probably resemble, come before the prompt. After each of them
+// is a separator, which no match and no continuation crosses.
 #pragma once
 
 #include <bit>
@@ -23,15 +25,18 @@ constexpr std::array<std::uint32_t, 5> kOrders{1, 2, 3, 4, 8};
 // A token that followed an occurrence.
 struct LookupCandidate {
   Token token = 0;
-  std::uint32_t length = 0;       // of the longest match that it follows, in tokens
-  std::uint32_t age = 0;          // tokens since it last followed a match of the longest order that it follows
-  bool written = false;           // whether that was in the output or a reference, not in the prompt
-  std::array<float, 3> shares{};  // of recent occurrences of the suffixes of 1, 2 and 4 tokens, recent ones weigh more
+  std::uint32_t length = 0;  // of the longest match that it follows, in tokens
+  std::uint32_t age =
+      0;  // tokens since it last followed a match of the longest order that it follows
+  bool written = false;  // whether that was in the output or a reference, not in the prompt
+  std::array<float, 3> shares{};  // of recent occurrences of the suffixes of 1, 2 and 4 tokens,
+                                  // recent ones weigh more
 };
 
 struct PromptMatches {
-  std::uint32_t length = 0;               // of the longest match, in tokens
-  std::array<std::uint32_t, 3> counts{};  // occurrences seen of the suffixes of 1, 2 and 4 tokens, bounded
+  std::uint32_t length = 0;  // of the longest match, in tokens
+  std::array<std::uint32_t, 3>
+      counts{};  // occurrences seen of the suffixes of 1, 2 and 4 tokens, bounded
   std::vector<LookupCandidate> candidates;
 };
 
@@ -67,7 +72,8 @@ class PromptLookup {
 
   // Most bytes that a token may take; tables are at most half full and double.
   static constexpr std::size_t kTokenMemory =
-      4 * sizeof(std::uint32_t) + kOrders.size() * (2 * sizeof(std::uint32_t) + 4 * 2 * sizeof(std::uint32_t));
+      4 * sizeof(std::uint32_t) +
+      kOrders.size() * (2 * sizeof(std::uint32_t) + 4 * 2 * sizeof(std::uint32_t));
 
   // Most entries of a table that are read to find one n-gram; for tests.
   std::size_t longest_probe() const {
@@ -76,9 +82,10 @@ class PromptLookup {
     return longest;
   }
 
-  // For each of `tokens`, how often it occurs, and how many tokens ago last. The look-ups overlap their memory
-  // latencies.
-  void occurrences(std::span<const Token> tokens, std::pair<std::uint32_t, std::uint32_t>* out) const {
+  // For each of `tokens`, how often it occurs, and how many tokens ago last. The look-ups overlap
+  // their memory latencies.
+  void occurrences(std::span<const Token> tokens,
+                   std::pair<std::uint32_t, std::uint32_t>* out) const {
     for (const Token token : tokens) tables_[0].prefetch_slot(tag_of(std::span(&token, 1)));
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       out[i].second = tables_[0].last(tag_of(tokens.subspan(i, 1)));
@@ -95,7 +102,8 @@ class PromptLookup {
       tables_[i].prefetch_slot(tag_of(tail.last(kOrders[i])));
   }
 
-  // Find what follows occurrences of suffixes of `tail`: the last tokens of this text and, behind them, a path.
+  // Find what follows occurrences of suffixes of `tail`: the last tokens of this text and, behind
+  // them, a path.
   void find(std::span<const Token> tail, PromptMatches& out) const {
     out.length = 0;
     out.counts = {};
@@ -114,14 +122,16 @@ class PromptLookup {
   }
 
  private:
-  static constexpr std::uint32_t kVisited = 256;  // among others, should a text be made of n-grams with the same tag
+  static constexpr std::uint32_t kVisited =
+      256;  // among others, should a text be made of n-grams with the same tag
   static constexpr std::uint32_t kCompared = 48;  // tokens compared to tell the length of a match
-  static constexpr float kOlder = 0.85F;          // weight of an occurrence, as a share of the next one's
-  // Entries of a table that an n-gram may have. Where tags are spread evenly, as many in a row are taken in about one
-  // of ten thousand texts of 262,144 tokens.
+  static constexpr float kOlder = 0.85F;  // weight of an occurrence, as a share of the next one's
+  // Entries of a table that an n-gram may have. Where tags are spread evenly, as many in a row are
+  // taken in about one of ten thousand texts of 262,144 tokens.
   static constexpr std::size_t kProbes = 128;
 
-  // The tag of an n-gram. Single tokens never share one. Longer n-grams may, so their tokens are compared, too.
+  // The tag of an n-gram. Single tokens never share one. Longer n-grams may, so their tokens are
+  // compared, too.
   static std::uint32_t tag_of(std::span<const Token> tokens) {
     if (tokens.size() == 1) return (tokens[0] * 0x9E3779B1U) ^ ((tokens[0] * 0x9E3779B1U) >> 15);
     return static_cast<std::uint32_t>(hash_of(tokens, 0x243F6A8885A308D3ULL) >> 32);
@@ -136,8 +146,8 @@ class PromptLookup {
     std::vector<Entry> entries = std::vector<Entry>(64);
     std::size_t used = 0;
 
-    // Where the n-gram of a tag is, or may be put: a free entry, or the one that was written the longest ago if all
-    // that it may have are those of others.
+    // Where the n-gram of a tag is, or may be put: a free entry, or the one that was written the
+    // longest ago if all that it may have are those of others.
     struct Place {
       std::size_t slot, read;  // and how many entries were read to find it
     };
@@ -149,7 +159,8 @@ class PromptLookup {
           return {(tag + read) & mask, read + 1};
       std::size_t oldest = tag & mask;
       for (std::size_t read = 1; read < kProbes; ++read)
-        if (const std::size_t slot = (tag + read) & mask; entries[slot].end < entries[oldest].end) oldest = slot;
+        if (const std::size_t slot = (tag + read) & mask; entries[slot].end < entries[oldest].end)
+          oldest = slot;
       return {oldest, 2 * kProbes};
     }
 
@@ -167,7 +178,8 @@ class PromptLookup {
       return before.tag == tag ? before.end : 0;
     }
 
-    // Most entries that are read to find one n-gram, of those that are there and of others in their places.
+    // Most entries that are read to find one n-gram, of those that are there and of others in their
+    // places.
     std::size_t longest_probe() const {
       std::size_t longest = 0;
       for (const Entry& entry : entries)
@@ -192,25 +204,29 @@ class PromptLookup {
     }
   };
 
-  // Add the n-grams of an order that end at the positions from `from` on, in blocks that overlap their memory
-  // latencies.
+  // Add the n-grams of an order that end at the positions from `from` on, in blocks that overlap
+  // their memory latencies.
   void append(std::size_t order, std::size_t from) {
     const std::size_t size = kOrders[order];
     Table& table = tables_[order];
     std::array<std::uint32_t, 32> tags;
-    for (std::size_t first = std::max(from, size - 1); first < tokens_.size(); first += tags.size()) {
+    for (std::size_t first = std::max(from, size - 1); first < tokens_.size();
+         first += tags.size()) {
       const std::size_t count = std::min(tags.size(), tokens_.size() - first);
       for (std::size_t i = 0; i < count; ++i) {
         tags[i] = tag_of(std::span(tokens_).subspan(first + i + 1 - size, size));
         table.prefetch_slot(tags[i]);
       }
       for (std::size_t i = 0; i < count; ++i)
-        before_[first + i][order] = table.swap_last(tags[i], static_cast<std::uint32_t>(first + i + 1));
+        before_[first + i][order] =
+            table.swap_last(tags[i], static_cast<std::uint32_t>(first + i + 1));
     }
   }
 
-  // Read the occurrences of the last tokens of `tail`, the latest first. `end`: the end position + 1 of the latest.
-  void walk(std::size_t order, std::uint32_t end, int share, std::span<const Token> tail, PromptMatches& out) const {
+  // Read the occurrences of the last tokens of `tail`, the latest first. `end`: the end position +
+  // 1 of the latest.
+  void walk(std::size_t order, std::uint32_t end, int share, std::span<const Token> tail,
+            PromptMatches& out) const {
     const std::uint32_t size = kOrders[order];
     float weight = 1, total = 0;
     std::uint32_t seen = 0;
@@ -224,11 +240,15 @@ class PromptLookup {
       if (length < size) continue;  // another n-gram with the same tag
       ++seen;
       const Token token = tokens_[end];
-      auto candidate = std::find_if(out.candidates.begin(), out.candidates.end(),
-                                    [&](const LookupCandidate& other) { return other.token == token; });
+      auto candidate =
+          std::find_if(out.candidates.begin(), out.candidates.end(),
+                       [&](const LookupCandidate& other) { return other.token == token; });
       if (candidate == out.candidates.end()) {
-        out.candidates.push_back(
-            {token, length, static_cast<std::uint32_t>(tokens_.size()) - end, end >= prompt_ || end < text_, {}});
+        out.candidates.push_back({token,
+                                  length,
+                                  static_cast<std::uint32_t>(tokens_.size()) - end,
+                                  end >= prompt_ || end < text_,
+                                  {}});
         candidate = out.candidates.end() - 1;
       }
       candidate->length = std::max(candidate->length, length);
@@ -244,8 +264,10 @@ class PromptLookup {
   }
 
   std::vector<Token> tokens_;
-  std::vector<std::uint32_t> occurrence_;  // of each position: 1 for the first occurrence of its token, 2 for the next
-  // For each position and order, the previous occurrence of the n-gram that ends there: its end position + 1 (0: none).
+  std::vector<std::uint32_t>
+      occurrence_;  // of each position: 1 for the first occurrence of its token, 2 for the next
+  // For each position and order, the previous occurrence of the n-gram that ends there: its end
+  // position + 1 (0: none).
   std::vector<std::array<std::uint32_t, kOrders.size()>> before_;
   std::array<Table, kOrders.size()> tables_;
   std::size_t text_ = 0, prompt_ = 0;  // where the references and the prompt end

@@ -1,5 +1,6 @@
-// Recycled logits (Luo et al., Turning Trash into Treasure: Token Recycling, arXiv 2408.08696): the target model's most
-// likely next tokens, kept by the last tokens of the context, and proposed when these recur.
+// Recycled logits (Luo et al., Turning Trash into Treasure: Token Recycling, arXiv 2408.08696): the
+// target model's most likely next tokens, kept by the last tokens of the context, and proposed when
+// these recur.
 #pragma once
 
 #include <mutex>
@@ -10,7 +11,8 @@
 
 namespace rest_store {
 
-constexpr std::size_t kRecycledOrders = kShort;  // contexts are known by their last 1, 2, 3 and 4 tokens
+constexpr std::size_t kRecycledOrders =
+    kShort;  // contexts are known by their last 1, 2, 3 and 4 tokens
 
 // Thread-safe, so that generations may share one. Memory is bounded: new rows displace old ones.
 class RecycledLogits {
@@ -25,8 +27,8 @@ class RecycledLogits {
   }
   RecycledLogits& operator=(const RecycledLogits&) = delete;
 
-  // After `tail` the most likely tokens were `top`. Without memory for more rows they are not kept: a generation can do
-  // without.
+  // After `tail` the most likely tokens were `top`. Without memory for more rows they are not kept:
+  // a generation can do without.
   void learn(std::span<const Token> tail, const TopTokens& top) {
     if (top.size == 0) return;
     const std::lock_guard lock(mutex_);
@@ -54,7 +56,8 @@ class RecycledLogits {
     }
     for (std::size_t i = 0; i < orders; ++i)
       for (std::size_t way = 0; way < kWays; ++way)
-        if (const Row& row = rows_[index_of(keys[i], way)]; row.likely.size() > 0 && row.key == keys[i]) {
+        if (const Row& row = rows_[index_of(keys[i], way)];
+            row.likely.size() > 0 && row.key == keys[i]) {
           out[i] = row.likely;
           break;
         }
@@ -67,8 +70,9 @@ class RecycledLogits {
   }
 
  private:
-  static constexpr std::size_t kLeastRows = std::size_t{1} << 10, kMaxRows = std::size_t{1} << 17;  // 68 bytes each
-  static constexpr std::size_t kWays = 4;  // indices that a row may have
+  static constexpr std::size_t kMinRows = std::size_t{1} << 10,
+                               kMaxRows = std::size_t{1} << 17;  // 68 bytes each
+  static constexpr std::size_t kWays = 4;                        // indices that a row may have
 
   struct Row {
     ShortSuffix key;
@@ -94,7 +98,7 @@ class RecycledLogits {
   }
 
   void grow() {
-    std::vector<Row> old(std::max(kLeastRows, 2 * rows_.size()));
+    std::vector<Row> old(std::max(kMinRows, 2 * rows_.size()));
     old.swap(rows_);
     used_ = 0;
     for (const Row& row : old)

@@ -1,7 +1,8 @@
 // A cache of the evidence of short suffixes, which come up again and again.
 //
-// The readers of one datastore share it. A live datastore has a new reader whenever its shards change. What earlier
-// readers have cached is overwritten in place: freeing thousands of slots at each change would delay drafts.
+// The readers of one datastore share it. A live datastore has a new reader whenever its shards
+// change. What earlier readers have cached is overwritten in place: freeing thousands of slots at
+// each change would delay drafts.
 #pragma once
 
 #include <atomic>
@@ -30,8 +31,8 @@ struct BackoffLevel {
 // Has one slot for each suffix, and many suffixes for each slot. Thread-safe.
 class SuffixCache {
  public:
-  // `shards`: of the datastore. A live one has few slots: most of what they hold is soon out of date. So has one of
-  // many shards: a slot has an interval of each.
+  // `shards`: of the datastore. A live one has few slots: most of what they hold is soon out of
+  // date. So has one of many shards: a slot has an interval of each.
   SuffixCache(std::size_t shards, bool live)
       : slots_(std::clamp<std::size_t>(kMemory / (sizeof(Slot) + shards * sizeof(Interval)), 1,
                                        live ? kFewSlots : kSlots)) {}
@@ -42,18 +43,24 @@ class SuffixCache {
   // The number of a new reader, which no other has.
   std::uint64_t add_reader() { return ++readers_; }
 
-  std::size_t index_of(const ShortSuffix& suffix) const { return (hash_of(suffix) >> 20) % slots_.size(); }
+  std::size_t index_of(const ShortSuffix& suffix) const {
+    return (hash_of(suffix) >> 20) % slots_.size();
+  }
 
   // Prefetch what prefetch_slot() reads, and then what find() reads.
-  void prefetch_index(std::size_t index) const { prefetch(reinterpret_cast<const std::uint8_t*>(&slots_[index])); }
+  void prefetch_index(std::size_t index) const {
+    prefetch(reinterpret_cast<const std::uint8_t*>(&slots_[index]));
+  }
   void prefetch_slot(std::size_t index) const {
     const Slot* slot = slots_[index].load(std::memory_order_relaxed);
     if (slot == nullptr) return;
-    for (std::size_t at = 0; at < sizeof(Slot); at += 64) prefetch(reinterpret_cast<const std::uint8_t*>(slot) + at);
+    for (std::size_t at = 0; at < sizeof(Slot); at += 64)
+      prefetch(reinterpret_cast<const std::uint8_t*>(slot) + at);
   }
 
   // Copy what `reader` has inserted for `suffix` into `level`; return whether it is still there.
-  bool find(std::size_t index, const ShortSuffix& suffix, std::uint64_t reader, BackoffLevel& level) {
+  bool find(std::size_t index, const ShortSuffix& suffix, std::uint64_t reader,
+            BackoffLevel& level) {
     const std::lock_guard lock(locks_[index % kLocks]);
     const Slot* slot = slots_[index].load(std::memory_order_relaxed);
     if (slot == nullptr || slot->reader != reader || slot->suffix != suffix) return false;
@@ -61,10 +68,12 @@ class SuffixCache {
     return true;
   }
 
-  void insert(std::size_t index, const ShortSuffix& suffix, std::uint64_t reader, const BackoffLevel& level) {
+  void insert(std::size_t index, const ShortSuffix& suffix, std::uint64_t reader,
+              const BackoffLevel& level) {
     const std::lock_guard lock(locks_[index % kLocks]);
     Slot* slot = slots_[index].load(std::memory_order_relaxed);
-    if (slot == nullptr) return slots_[index].store(new Slot{reader, suffix, level}, std::memory_order_relaxed);
+    if (slot == nullptr)
+      return slots_[index].store(new Slot{reader, suffix, level}, std::memory_order_relaxed);
     slot->reader = kNoReader;  // should there be no memory for the level
     slot->suffix = suffix;
     slot->level = level;  // into the memory that is there
@@ -73,7 +82,8 @@ class SuffixCache {
 
  private:
   static constexpr std::uint64_t kNoReader = 0;
-  static constexpr std::size_t kSlots = std::size_t{1} << 17, kFewSlots = std::size_t{1} << 13, kLocks = 64;
+  static constexpr std::size_t kSlots = std::size_t{1} << 17, kFewSlots = std::size_t{1} << 13,
+                               kLocks = 64;
   static constexpr std::size_t kMemory = std::size_t{64} << 20;  // bytes of all slots, at most
 
   struct Slot {
@@ -82,8 +92,8 @@ class SuffixCache {
     BackoffLevel level;
   };
 
-  // Made when they are first filled, so that opening a datastore costs little. Written under a lock; never replaced, so
-  // that their memory may be prefetched without one.
+  // Made when they are first filled, so that opening a datastore costs little. Written under a
+  // lock; never replaced, so that their memory may be prefetched without one.
   std::vector<std::atomic<Slot*>> slots_;
   std::array<ForkMutex, kLocks> locks_;
   std::atomic<std::uint64_t> readers_ = kNoReader;

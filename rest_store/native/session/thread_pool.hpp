@@ -31,8 +31,8 @@ class ThreadPool {
     return *pool;
   }
 
-  // Call `task` on this thread, and on up to `others` more that are free before this call has ended; then wait for
-  // these. `task` throws nothing.
+  // Call `task` on this thread, and on up to `others` more that are free before this call has
+  // ended; then wait for these. `task` throws nothing.
   void run(std::size_t others, const std::function<void()>& task) {
     Job job{&task, others, 0};
     {

@@ -1,11 +1,11 @@
-// Builds the draft trees of one generation: best-first over the candidates of all sources, by acceptance probability.
-// Learns from what the target model accepted.
+// Builds the draft trees of one generation: best-first over the candidates of all sources, by
+// acceptance probability. Learns from what the target model accepted.
 //
-// The context is the root of the tree, number -1. To expand a node, or the root, is to score the candidates for the
-// next token, which enter the frontier; the best one there becomes a node. So a tree is built in turns of three calls:
-// request() says which evidence of datastores is needed, look_up() asks the session's own memory, and expand() scores
-// all of it and chooses what is expanded next. build() makes these turns for one builder, batch.hpp for several at
-// once.
+// The context is the root of the tree, number -1. To expand a node, or the root, is to score the
+// candidates for the next token, which enter the frontier; the best one there becomes a node. So a
+// tree is built in turns of three calls: request() says which evidence of datastores is needed,
+// look_up() asks the session's own memory, and expand() scores all of it and chooses what is
+// expanded next. build() makes these turns for one builder, batch.hpp for several at once.
 #pragma once
 
 #include <memory>
@@ -18,21 +18,23 @@ namespace rest_store {
 
 constexpr std::size_t kWindow = 64;  // last tokens of a context that sources read
 constexpr float kMinScore = 1e-9F;   // of a node
-constexpr std::size_t kLongestSuffix =
+constexpr std::size_t kMaxSuffixTail =
     16;  // of the context that stores are asked for; below the root, the path is added
 constexpr std::uint32_t kMaxTreeDepth = 48;
 constexpr float kMinChainScore = 0.005F;  // of a node whose continuation is looked for in a chain
-constexpr std::size_t kSmallTree = 16;    // nodes of a tree in which few candidates for each token matter
+constexpr std::size_t kSmallTree =
+    16;  // nodes of a tree in which few candidates for each token matter
 
-// What was recorded for fitting a calibration: the features and labels of candidates, and where the rows of each
-// expansion end.
+// What was recorded for fitting a calibration: the features and labels of candidates, and where the
+// rows of each expansion end.
 struct Recorded {
   std::vector<float> features;
   std::vector<std::uint8_t> labels;
   std::vector<std::uint32_t> ends;
 };
 
-// What a step works with; keeps its memory. Of one step at a time, which may be of several builders.
+// What a step works with; keeps its memory. Of one step at a time, which may be of several
+// builders.
 struct DraftScratch {
   EvidenceReader::Scratch evidence;
   std::vector<EvidenceReader::Request> requests;
@@ -47,15 +49,17 @@ struct FilteredCandidate {
   float probability;  // that it comes next
 };
 
-constexpr std::uint32_t kFilterOrigin = std::uint32_t{1} << 31;  // of candidates that a filter proposes
+constexpr std::uint32_t kFilterOrigin = std::uint32_t{1}
+                                        << 31;  // of candidates that a filter proposes
 
 // What may follow at each node of a tree, such as a grammar.
 class CandidateFilter {
  public:
   virtual ~CandidateFilter() = default;
 
-  // Remove candidates, change their probabilities, or add others (kFilterOrigin). Return whether anything was changed.
-  // Called for the context (`node` is -1) and for each node that is expanded, after its parent; `token` is the node's.
+  // Remove candidates, change their probabilities, or add others (kFilterOrigin). Return whether
+  // anything was changed. Called for the context (`node` is -1) and for each node that is expanded,
+  // after its parent; `token` is the node's.
   virtual bool filter(std::int32_t node, std::int32_t parent, Token token,
                       std::vector<FilteredCandidate>& candidates) = 0;
 };
@@ -100,10 +104,10 @@ class TreeBuilder {
   // Of the tree built last, in the order of verification.
   const std::vector<DraftNode>& nodes() const { return nodes_; }
 
-  // Build a tree, whose nodes are taken by descending score, parents before children; or a chain, which follows the
-  // likeliest candidate each time. A search for the path with the greatest sum of scores accepted less: it finds
-  // the paths whose scores are too high.
-  void build(const DraftLimits& limits) {
+  // Build a tree, whose nodes are taken by descending score, parents before children; or a chain,
+  // which follows the likeliest candidate each time. A search for the path with the greatest sum of
+  // scores accepted less: it finds the paths whose scores are too high.
+  void build(const DraftOptions& limits) {
     if (!scratch_) scratch_ = std::make_unique<DraftScratch>();
     for (begin(limits); unfinished(); expand(*scratch_)) {
       scratch_->requests.clear();
@@ -112,12 +116,13 @@ class TreeBuilder {
     }
   }
 
-  // The same in steps, so that the evidence of several builders is read together: while a builder is unfinished, read
-  // the evidence that it requests, let it look up its own memory, and let it expand the next node.
-  void begin(const DraftLimits& limits) {
+  // The same in steps, so that the evidence of several builders is read together: while a builder
+  // is unfinished, read the evidence that it requests, let it look up its own memory, and let it
+  // expand the next node.
+  void begin(const DraftOptions& limits) {
     limits_ = limits;
-    has_live_ =
-        std::any_of(stores_.begin(), stores_.end(), [](const EvidenceReader* reader) { return reader->live(); });
+    has_live_ = std::any_of(stores_.begin(), stores_.end(),
+                            [](const EvidenceReader* reader) { return reader->live(); });
     nodes_.clear();
     frontier_.clear();
     pushed_ = 0;
@@ -130,7 +135,8 @@ class TreeBuilder {
 
   bool unfinished() const { return next_ != kNowhere; }
 
-  // Append the requests for what stores know of the next token after the node that is expanded next.
+  // Append the requests for what stores know of the next token after the node that is expanded
+  // next.
   void request(std::vector<EvidenceReader::Request>& requests) {
     const std::span<const Token> tail = tail_of(next_);
     if (uses_lookup_) lookup_.prefetch_for(tail);
@@ -140,17 +146,21 @@ class TreeBuilder {
     sources.live.resize(stores_.size());
     const std::size_t depth = next_ == kContext ? 0 : node_at(next_).depth;
     const SourceEvidence* above =
-        next_ == kContext ? nullptr : &source_evidence_[static_cast<std::size_t>(expansion_of(node_at(next_).parent))];
-    const std::span<const Token> suffix = tail.last(std::min(tail.size(), kLongestSuffix + depth));
+        next_ == kContext
+            ? nullptr
+            : &source_evidence_[static_cast<std::size_t>(expansion_of(node_at(next_).parent))];
+    const std::span<const Token> suffix = tail.last(std::min(tail.size(), kMaxSuffixTail + depth));
     for (std::size_t i = 0; i < stores_.size(); ++i) {
       sources.live[i] = stores_[i]->live() && (records_ || !trees_.live.empty());
-      requests.push_back({stores_[i], above == nullptr ? nullptr : &above->stores[i], suffix, &sources.stores[i]});
+      requests.push_back(
+          {stores_[i], above == nullptr ? nullptr : &above->stores[i], suffix, &sources.stores[i]});
     }
   }
 
   // Ask prompt lookup and the recycled logits for that token.
   void look_up() {
-    const std::span<const Token> tail = tail_of(next_);  // the requests point to the same tokens, in the same buffer
+    const std::span<const Token> tail =
+        tail_of(next_);  // the requests point to the same tokens, in the same buffer
     SourceEvidence& sources = source_evidence_[expansions_];
     if (uses_lookup_) lookup_.find(tail, sources.lookup);
     if (recycled_ != nullptr) sources.recycled = recycled_->find(tail);
@@ -164,17 +174,19 @@ class TreeBuilder {
     else grow_chain(first);
   }
 
-  // Learn that `likely` are the most likely tokens after `node`, or after the first `length` tokens of the
-  // text.
+  // Learn that `likely` are the most likely tokens after `node`, or after the first `length` tokens
+  // of the text.
   void learn_likely_after(std::int32_t node, const TopTokens& likely) {
     if (recycled_ != nullptr) recycled_->learn(tail_of(node), likely);
   }
   void learn_likely_within(std::size_t length, const TopTokens& likely) {
     const std::span<const Token> before = text().first(length);
-    if (recycled_ != nullptr) recycled_->learn(before.last(std::min(length, kRecycledOrders)), likely);
+    if (recycled_ != nullptr)
+      recycled_->learn(before.last(std::min(length, kRecycledOrders)), likely);
   }
 
-  // Append the tokens that the target model produced, learn from them, and return how many of them are in the tree.
+  // Append the tokens that the target model produced, learn from them, and return how many of them
+  // are in the tree.
   std::size_t accept(std::span<const Token> tokens) {
     lookup_.append(tokens);  // first: it may fail
     std::int32_t node = kContext;
@@ -185,7 +197,8 @@ class TreeBuilder {
       learn(node, tokens[i]);
       std::int32_t next = -1;
       for (std::size_t child = 0; child < nodes_.size() && next < 0; ++child)
-        if (nodes_[child].parent == node && nodes_[child].token == tokens[i]) next = static_cast<std::int32_t>(child);
+        if (nodes_[child].parent == node && nodes_[child].token == tokens[i])
+          next = static_cast<std::int32_t>(child);
       on_tree = next >= 0;
       node = next;
       depth += on_tree;
@@ -201,13 +214,14 @@ class TreeBuilder {
     nodes_.clear();
   }
 
-  // Whether the candidates of nodes that accepted paths lead through are recorded; those since the last call.
+  // Whether the candidates of nodes that accepted paths lead through are recorded; those since the
+  // last call.
   void record(bool on) { records_ = on; }
   Recorded take_recorded() { return std::exchange(recorded_, {}); }
 
  private:
   static constexpr std::int32_t kContext = -1, kNowhere = -2;  // instead of a node
-  static constexpr float kLatestShare = 0.2F;                  // of the latest step in the mean accepted length
+  static constexpr float kLatestShare = 0.2F;  // of the latest step in the mean accepted length
 
   // A candidate that was scored.
   struct Candidate {
@@ -219,7 +233,9 @@ class TreeBuilder {
     bool is_calibrated;  // whether `probability` is the calibration's, and no filter's
   };
 
-  const DraftNode& node_at(std::int32_t node) const { return nodes_[static_cast<std::size_t>(node)]; }
+  const DraftNode& node_at(std::int32_t node) const {
+    return nodes_[static_cast<std::size_t>(node)];
+  }
 
   // The last tokens of the context and the path to `node`; valid until the next call.
   std::span<const Token> tail_of(std::int32_t node) {
@@ -227,7 +243,8 @@ class TreeBuilder {
     const std::size_t from = std::min(text().size(), kWindow);
     tail_.resize(from + depth);
     std::copy(text().end() - static_cast<std::ptrdiff_t>(from), text().end(), tail_.begin());
-    for (std::size_t i = tail_.size(); node >= 0; node = node_at(node).parent) tail_[--i] = node_at(node).token;
+    for (std::size_t i = tail_.size(); node >= 0; node = node_at(node).parent)
+      tail_[--i] = node_at(node).token;
     return std::span<const Token>(tail_).last(std::min(tail_.size(), kWindow));
   }
 
@@ -248,7 +265,8 @@ class TreeBuilder {
       features.probability = parent.probability;
       expansion_of_[static_cast<std::size_t>(next_)] = static_cast<std::int32_t>(expansions_);
     }
-    const bool is_wide = features.score >= kProbable && limits_.max_nodes > kSmallTree && limits_.shape == Shape::kTree;
+    const bool is_wide = features.score >= kProbable && limits_.max_nodes > kSmallTree &&
+                         limits_.shape == Shape::kTree;
     CandidateTable& candidates = scratch.candidates;
     candidates.fill(sources, hit_rates_, features, lookup_, is_wide ? kCandidates : kLanes);
     const std::array<float, kCandidates> probabilities =
@@ -261,12 +279,14 @@ class TreeBuilder {
     }
     const bool is_filtered = filter_ != nullptr && !records_ && apply_filter();
     for (const FilteredCandidate& candidate : filtered_)
-      candidates_.push_back({static_cast<std::uint32_t>(expansions_), candidate.token, candidate.origins,
-                             candidate.probability, features.score * candidate.probability, !is_filtered});
+      candidates_.push_back({static_cast<std::uint32_t>(expansions_), candidate.token,
+                             candidate.origins, candidate.probability,
+                             features.score * candidate.probability, !is_filtered});
     ++expansions_;
   }
 
-  // Have the filter narrow the candidates of the node that is expanded next; return whether it changed any.
+  // Have the filter narrow the candidates of the node that is expanded next; return whether it
+  // changed any.
   bool apply_filter() {
     if (next_ == kContext) return filter_->filter(kContext, kContext, 0, filtered_);
     const DraftNode& node = node_at(next_);
@@ -277,15 +297,17 @@ class TreeBuilder {
   void take(std::size_t index, std::int32_t parent) {
     const Candidate& candidate = candidates_[index];
     const std::uint32_t depth = parent < 0 ? 1 : node_at(parent).depth + 1;
-    nodes_.push_back({candidate.token, parent, depth, candidate.origins, candidate.score, candidate.probability});
+    nodes_.push_back({candidate.token, parent, depth, candidate.origins, candidate.score,
+                      candidate.probability});
     expansion_of_.push_back(-1);
   }
 
-  // Push the candidates from `first` on, and take the best of all pushed so far, up to the next node that has to be
-  // expanded.
+  // Push the candidates from `first` on, and take the best of all pushed so far, up to the next
+  // node that has to be expanded.
   void grow_tree(std::size_t first) {
     for (std::size_t i = first; i < candidates_.size(); ++i)
-      if (const float score = candidates_[i].score; score >= std::max(frontier_.cutoff(), kMinScore))
+      if (const float score = candidates_[i].score;
+          score >= std::max(frontier_.cutoff(), kMinScore))
         frontier_.push({score, pushed_++, i, next_});
     while (nodes_.size() < limits_.max_nodes && !frontier_.empty()) {
       const OpenCandidate best = frontier_.pop();
@@ -302,13 +324,16 @@ class TreeBuilder {
 
   // Take the likeliest of the candidates from `first` on.
   void grow_chain(std::size_t first) {
-    const auto likeliest = std::max_element(candidates_.begin() + static_cast<std::ptrdiff_t>(first), candidates_.end(),
-                                            [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
-    if (likeliest == candidates_.end() || likeliest->score < kMinScore || nodes_.size() == limits_.max_nodes)
+    const auto likeliest = std::max_element(
+        candidates_.begin() + static_cast<std::ptrdiff_t>(first), candidates_.end(),
+        [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
+    if (likeliest == candidates_.end() || likeliest->score < kMinScore ||
+        nodes_.size() == limits_.max_nodes)
       return end();
     take(static_cast<std::size_t>(likeliest - candidates_.begin()), next_);
     next_ = static_cast<std::int32_t>(nodes_.size()) - 1;
-    if (likeliest->score < kMinChainScore || nodes_.size() == std::min<std::size_t>(limits_.max_nodes, kMaxTreeDepth))
+    if (likeliest->score < kMinChainScore ||
+        nodes_.size() == std::min<std::size_t>(limits_.max_nodes, kMaxTreeDepth))
       end();
   }
 
@@ -329,9 +354,12 @@ class TreeBuilder {
     if (expansion < 0) return;
     const SourceEvidence& sources = source_evidence_[static_cast<std::size_t>(expansion)];
     const auto right = static_cast<std::int64_t>(token);
-    if (const std::int64_t best = sources.best_of_lookup(); best >= 0) hit_rates_.lookup.learn(best == right);
-    if (const std::int64_t best = sources.best_of_recycled(); best >= 0) hit_rates_.recycled.learn(best == right);
-    for (std::size_t i = 0; i < stores_.size(); ++i) hit_rates_.stores[i].learn(sources.best_of_store(i) == right);
+    if (const std::int64_t best = sources.best_of_lookup(); best >= 0)
+      hit_rates_.lookup.learn(best == right);
+    if (const std::int64_t best = sources.best_of_recycled(); best >= 0)
+      hit_rates_.recycled.learn(best == right);
+    for (std::size_t i = 0; i < stores_.size(); ++i)
+      hit_rates_.stores[i].learn(sources.best_of_store(i) == right);
     const std::size_t recorded = recorded_.labels.size();
     for (std::size_t i = 0; i < candidates_.size(); ++i) {
       const Candidate& candidate = candidates_[i];
@@ -366,7 +394,7 @@ class TreeBuilder {
   std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
   Frontier frontier_;
   std::vector<SourceEvidence> source_evidence_;
-  DraftLimits limits_{};
+  DraftOptions limits_{};
   std::int32_t next_ = kNowhere;  // the node that is expanded next
   std::size_t expansions_ = 0;
   std::uint32_t pushed_ = 0;

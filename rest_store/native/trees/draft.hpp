@@ -1,10 +1,11 @@
 // Draft trees: the continuations of a match with the most occurrences, with exact counts.
 //
-// Continuations form a trie, and each of its nodes is an interval of ranks in some of the shards. The trie is grown
-// level by level from samples, occurrences that are read at some ranks. If there are few occurrences, all are read. If
-// there are many, a trie of few samples tells about how many occurrences the last node of the tree has, and then
-// samples are added until every child with so many is seen. Suffixes are sorted: where the next tokens at two ranks are
-// equal, so are all between them, and nothing is read there. Of the children seen, those that may have enough
+// Continuations form a trie, and each of its nodes is an interval of ranks in some of the shards.
+// The trie is grown level by level from samples, occurrences that are read at some ranks. If there
+// are few occurrences, all are read. If there are many, a trie of few samples tells about how many
+// occurrences the last node of the tree has, and then samples are added until every child with so
+// many is seen. Suffixes are sorted: where the next tokens at two ranks are equal, so are all
+// between them, and nothing is read there. Of the children seen, those that may have enough
 // occurrences are counted exactly, by binary searches.
 #pragma once
 
@@ -37,15 +38,17 @@ struct PackedTree {
 // Drafts trees; keeps its memory between calls. Not thread-safe.
 class Drafter {
  public:
-  // The tree of the `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`, in the order of
-  // FORMAT.md, section 7.
-  PackedTree draft(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary,
-                   const Limits& limits) {
+  // The tree of the `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`, in
+  // the order of FORMAT.md, section 7.
+  PackedTree draft(const std::vector<ShardView>& shards, const Match& match,
+                   std::uint32_t vocabulary, const Limits& limits) {
     if (match.count == 0) return {};
     limits_ = limits;
     begin(shards, match, vocabulary);
     is_exact_ = false;
-    set_strides(match.count <= kFew * limits.max_nodes ? 1 : 2 * match.count / (kSampled * limits.max_nodes));
+    set_strides(match.count <= kFew * limits.max_nodes
+                    ? 1
+                    : 2 * match.count / (kSampled * limits.max_nodes));
     read_samples();
     grow(1);
     if (unseen_ > 0) {  // so the counts are estimates
@@ -60,11 +63,13 @@ class Drafter {
   }
 
  private:
-  static constexpr std::uint64_t kFew = 16;      // times max_nodes: so many occurrences are all read
-  static constexpr std::uint64_t kSampled = 7;   // times max_nodes: samples in one shard
-  static constexpr std::uint64_t kCaution = 14;  // sixteenths of an estimate that a node has to have
-  static constexpr std::uint64_t kFanOut = 16;   // parts in which a gap between different tokens is cut
-  static constexpr unsigned kIndexBits = 24;     // of a node; its count has the others
+  static constexpr std::uint64_t kFew = 16;     // times max_nodes: so many occurrences are all read
+  static constexpr std::uint64_t kSampled = 7;  // times max_nodes: samples in one shard
+  static constexpr std::uint64_t kCaution =
+      14;  // sixteenths of an estimate that a node has to have
+  static constexpr std::uint64_t kFanOut =
+      16;  // parts in which a gap between different tokens is cut
+  static constexpr unsigned kIndexBits = 24;  // of a node; its count has the others
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
   // A node of the trie; the first is the match itself.
@@ -96,7 +101,8 @@ class Drafter {
     Interval ranks;
   };
 
-  // A node of the deepest level, or a candidate for the next: pieces first .. last - 1, and where the node is.
+  // A node of the deepest level, or a candidate for the next: pieces first .. last - 1, and where
+  // the node is.
   struct Open {
     std::uint32_t node;
     std::uint32_t first, last;
@@ -116,7 +122,8 @@ class Drafter {
     std::uint64_t count;
   };
 
-  // A child that may have enough occurrences: pieces first .. last - 1 of those found, whose boundaries are searched.
+  // A child that may have enough occurrences: pieces first .. last - 1 of those found, whose
+  // boundaries are searched.
   struct Candidate {
     std::uint32_t parent;
     Token token;
@@ -140,9 +147,10 @@ class Drafter {
       }
   }
 
-  // A child that no sample shows has less than a stride of occurrences in each part. All strides together are half of
-  // `least`, so that a child that one sample shows has fewer as well. For a given sum, the fewest samples are read if
-  // the stride of a part grows with the square root of its occurrences.
+  // A child that no sample shows has less than a stride of occurrences in each part. All strides
+  // together are half of `least`, so that a child that one sample shows has fewer as well. For a
+  // given sum, the fewest samples are read if the stride of a part grows with the square root of
+  // its occurrences.
   void set_strides(std::uint64_t least) {
     double roots = 0;
     for (const Part& part : parts_) roots += part.root;
@@ -167,8 +175,8 @@ class Drafter {
     read_positions(root_samples_, match_->length);
   }
 
-  // Grow the trie of all nodes with at least `least` occurrences, or fewer levels and nodes of it if it has more than
-  // enough: the heaviest are among them.
+  // Grow the trie of all nodes with at least `least` occurrences, or fewer levels and nodes of it
+  // if it has more than enough: the heaviest are among them.
   void grow(std::uint64_t least) {
     nodes_.assign(1, {0, 0, 0, match_->count});
     counts_.clear();
@@ -187,7 +195,8 @@ class Drafter {
     }
   }
 
-  // Append the children with at least `least` occurrences of the open nodes, in order of their paths, and open them.
+  // Append the children with at least `least` occurrences of the open nodes, in order of their
+  // paths, and open them.
   void split(std::uint32_t skip, std::uint64_t least) {
     read_tokens(skip);
     if (is_exact_) {
@@ -217,7 +226,8 @@ class Drafter {
         pieces_.resize(first);
         continue;
       }
-      open_.push_back({static_cast<std::uint32_t>(nodes_.size()), first, static_cast<std::uint32_t>(pieces_.size())});
+      open_.push_back({static_cast<std::uint32_t>(nodes_.size()), first,
+                       static_cast<std::uint32_t>(pieces_.size())});
       nodes_.push_back({child.parent, nodes_[child.parent].depth + 1, child.token, count});
       counts_.push_back(count);
     }
@@ -253,7 +263,8 @@ class Drafter {
       }
   }
 
-  // Add samples to gaps of a stride or more, but for those between equal tokens; return whether there are any.
+  // Add samples to gaps of a stride or more, but for those between equal tokens; return whether
+  // there are any.
   bool refine(std::uint32_t skip) {
     refined_.clear();
     fresh_.clear();
@@ -265,8 +276,10 @@ class Drafter {
         for (std::uint32_t sample = piece.first; sample <= piece.last; ++sample) {
           const bool is_inner = sample > piece.first && sample < piece.last;
           const Interval gap = gap_before(piece, sample);
-          if (gap.width() >= stride && !(is_inner && samples_[sample - 1].token == samples_[sample].token))
-            add_samples(piece.part, gap, gap.width() <= 4 * kFanOut * stride ? stride : gap.width() / kFanOut);
+          if (gap.width() >= stride &&
+              !(is_inner && samples_[sample - 1].token == samples_[sample].token))
+            add_samples(piece.part, gap,
+                        gap.width() <= 4 * kFanOut * stride ? stride : gap.width() / kFanOut);
           if (sample < piece.last) refined_.push_back(samples_[sample]);
         }
         piece.first = first;
@@ -298,7 +311,8 @@ class Drafter {
     }
     for (const Child& child : children_) child_of_[child.token] = kNone;
     std::erase_if(children_, [&](const Child& child) { return child.count < least; });
-    std::sort(children_.begin(), children_.end(), [](const Child& a, const Child& b) { return a.token < b.token; });
+    std::sort(children_.begin(), children_.end(),
+              [](const Child& a, const Child& b) { return a.token < b.token; });
     for (const Child& child : children_) add_candidate(open, child, least);
   }
 
@@ -310,13 +324,14 @@ class Drafter {
     }
     const Interval end = gap_before(pieces_[run.piece], run.last);
     Child& child = children_[at];
-    child.count += (is_exact_ ? end.end : end.begin) - gap_before(pieces_[run.piece], run.first).begin;
-    runs_.push_back(
-        {run.piece, run.first, run.last, std::exchange(child.run, static_cast<std::uint32_t>(runs_.size()))});
+    child.count +=
+        (is_exact_ ? end.end : end.begin) - gap_before(pieces_[run.piece], run.first).begin;
+    runs_.push_back({run.piece, run.first, run.last,
+                     std::exchange(child.run, static_cast<std::uint32_t>(runs_.size()))});
   }
 
-  // Add a child of `open`, unless it occurs too rarely, and the boundaries to be searched: of its runs and, where no
-  // sample shows it, of where it may be.
+  // Add a child of `open`, unless it occurs too rarely, and the boundaries to be searched: of its
+  // runs and, where no sample shows it, of where it may be.
   void add_candidate(const Open& open, const Child& child, std::uint64_t least) {
     const std::size_t boundary_count = boundaries_.size();
     const auto first = static_cast<std::uint32_t>(found_.size());
@@ -330,8 +345,9 @@ class Drafter {
         next = run.next;
       } else if (is_exact_) {
         const auto samples = std::span(samples_).subspan(piece.first, piece.last - piece.first);
-        const auto at = std::partition_point(samples.begin(), samples.end(),
-                                             [&](const Sample& sample) { return sample.token < child.token; });
+        const auto at =
+            std::partition_point(samples.begin(), samples.end(),
+                                 [&](const Sample& sample) { return sample.token < child.token; });
         run.first = run.last = piece.first + static_cast<std::uint32_t>(at - samples.begin());
       } else {
         continue;
@@ -344,7 +360,8 @@ class Drafter {
       most += end.end - begin.begin;
     }
     if (most >= least) {
-      candidates_.push_back({open.node, child.token, first, static_cast<std::uint32_t>(found_.size())});
+      candidates_.push_back(
+          {open.node, child.token, first, static_cast<std::uint32_t>(found_.size())});
     } else {
       boundaries_.resize(boundary_count);
       found_.resize(first);
@@ -353,7 +370,8 @@ class Drafter {
 
   void add_boundary(const Piece& piece, const Interval& within, bool after) {
     const ShardView& shard = *parts_[piece.part].shard;
-    boundaries_.push_back({{&shard, nullptr, shard.width, 0, after, within.begin, within.end, 0}, found_.size()});
+    boundaries_.push_back(
+        {{&shard, nullptr, shard.width, 0, after, within.begin, within.end, 0}, found_.size()});
   }
 
   // Search the boundaries of candidates, whose next token is `skip` symbols into a suffix.
@@ -368,8 +386,10 @@ class Drafter {
     }
     find_boundaries(std::span(boundaries_));
     for (const PieceBoundary& boundary : boundaries_)
-      (boundary.after ? found_[boundary.found].ranks.end : found_[boundary.found].ranks.begin) = boundary.low;
-    for (Piece& piece : found_) piece.ranks.end = std::max(piece.ranks.begin, piece.ranks.end);  // in a damaged file
+      (boundary.after ? found_[boundary.found].ranks.end : found_[boundary.found].ranks.begin) =
+          boundary.low;
+    for (Piece& piece : found_)
+      piece.ranks.end = std::max(piece.ranks.begin, piece.ranks.end);  // in a damaged file
   }
 
   // Eight bytes that begin with those of `token` in a tokens file.
@@ -380,7 +400,8 @@ class Drafter {
   // The best nodes: by count, then by depth and path, the order in which they were added.
   std::vector<char> pack(std::size_t max_nodes) {
     order_.clear();
-    for (std::size_t i = 1; i < nodes_.size(); ++i) order_.push_back(~nodes_[i].count << kIndexBits | i);
+    for (std::size_t i = 1; i < nodes_.size(); ++i)
+      order_.push_back(~nodes_[i].count << kIndexBits | i);
     const std::size_t size = std::min(max_nodes, order_.size());
     const auto end = order_.begin() + static_cast<std::ptrdiff_t>(size);
     if (end != order_.end()) std::nth_element(order_.begin(), end, order_.end());
@@ -394,7 +415,8 @@ class Drafter {
     for (std::size_t i = 0; i < size; ++i) {
       const std::size_t at = order_[i] & ((std::uint64_t{1} << kIndexBits) - 1);
       const Node& node = nodes_[at];
-      outputs_[at] = static_cast<std::int32_t>(i);  // parents come first: none has fewer occurrences
+      outputs_[at] =
+          static_cast<std::int32_t>(i);  // parents come first: none has fewer occurrences
       put(0, i, node.count);
       put(8, i, node.token);
       put(12, i, outputs_[node.parent]);
@@ -414,8 +436,9 @@ class Drafter {
   std::vector<Piece> root_, pieces_, found_;
   std::vector<Sample> root_samples_, samples_, refined_;
   std::vector<Open> open_;
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> fresh_;  // samples that are to be read, and their parts
-  std::vector<std::uint32_t> child_of_;                         // of each token; kNone: none
+  std::vector<std::pair<std::uint32_t, std::uint32_t>>
+      fresh_;                            // samples that are to be read, and their parts
+  std::vector<std::uint32_t> child_of_;  // of each token; kNone: none
   std::vector<Child> children_;
   std::vector<Run> runs_;
   std::vector<Candidate> candidates_;

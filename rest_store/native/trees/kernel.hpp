@@ -20,13 +20,17 @@ class Kernel {
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
 
-  // The longest match of a context that ends with `suffix`; valid until the next query with this scratch.
-  const Match& match(const Suffix& suffix, Scratch& scratch) { return scratch.matcher.longest(shards_, suffix); }
+  // The longest match of a context that ends with `suffix`; valid until the next query with this
+  // scratch.
+  const Match& match(const Suffix& suffix, Scratch& scratch) {
+    return scratch.matcher.longest(shards_, suffix);
+  }
 
   TreeCache::Tree draft(const Suffix& suffix, const Limits& limits, Scratch& scratch) {
     const Match& match = this->match(suffix, scratch);
     const auto make = [&] {
-      return std::make_shared<const PackedTree>(scratch.drafter.draft(shards_, match, vocabulary_, limits));
+      return std::make_shared<const PackedTree>(
+          scratch.drafter.draft(shards_, match, vocabulary_, limits));
     };
     if (match.count < TreeCache::kHeavy) return make();
     const auto* const tokens = reinterpret_cast<const char*>(suffix.last(match.length));

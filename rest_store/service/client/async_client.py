@@ -16,10 +16,12 @@ B = TypeVar("B", DatastoreClient, DraftSession)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_MOST_THREADS = 64  # calls that wait at once; others begin when one of these has ended
+_MAX_THREADS = 64  # calls that wait at once; others begin when one of these has ended
 
 
-def _awaited(method: Callable[Concatenate[B, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+def _awaited(
+    method: Callable[Concatenate[B, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """Return the method that calls `method` of the blocking object in a thread, and is awaited."""
 
     @functools.wraps(method)
@@ -30,21 +32,28 @@ def _awaited(method: Callable[Concatenate[B, P], T]) -> Callable[Concatenate[Any
     return call
 
 
-def _taking(make: Callable[P, DatastoreClient]) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+def _taking(
+    make: Callable[P, DatastoreClient],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
     """Return a decorator for a constructor that takes what `make` does."""
     return functools.wraps(make.__init__)
 
 
 class AsyncDatastoreClient:
-    """`DatastoreClient` for asyncio: the same arguments, methods, answers and errors; each method is awaited.
+    """`DatastoreClient` for asyncio: the same arguments, methods, answers and errors.
 
-    A task that is cancelled stops waiting; its call ends at its deadline. Thread-safe, and for any event loop.
+    Each method is awaited.
+
+    A task that is cancelled stops waiting; its call ends at its deadline. Thread-safe, and for any
+    event loop.
     """
 
     @_taking(DatastoreClient)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._blocking = DatastoreClient(*arguments, **options)
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, "rest-store client")  # they end with this object
+        self._threads = ThreadPoolExecutor(
+            _MAX_THREADS, "rest-store client"
+        )  # they end with this object
 
     info = _awaited(DatastoreClient.info)
     longest_suffix_match = _awaited(DatastoreClient.longest_suffix_match)
@@ -55,7 +64,9 @@ class AsyncDatastoreClient:
     delete = _awaited(DatastoreClient.delete)
     close = _awaited(DatastoreClient.close)
 
-    async def draft_session(self, sources: Sequence[object], prompt: IntSequence, **options: Any) -> AsyncDraftSession:
+    async def draft_session(
+        self, sources: Sequence[object], prompt: IntSequence, **options: Any
+    ) -> AsyncDraftSession:
         """Open a draft session, whose arguments are those of `DraftSession`.
 
         Args:
@@ -66,7 +77,10 @@ class AsyncDatastoreClient:
         Raises:
             RestStoreError: as `DraftSession`.
         """
-        blocking = [source._blocking if isinstance(source, AsyncDatastoreClient) else source for source in sources]
+        blocking = [
+            source._blocking if isinstance(source, AsyncDatastoreClient) else source
+            for source in sources
+        ]
         make = functools.partial(DraftSession, blocking, prompt, **options)
         session = await asyncio.get_running_loop().run_in_executor(self._threads, make)
         return AsyncDraftSession(session)
@@ -84,7 +98,8 @@ class AsyncDatastoreClient:
 class AsyncDraftSession:
     """A `DraftSession` for asyncio. Made by `AsyncDatastoreClient.draft_session`.
 
-    Its calls run one after the other: one that is made after another was cancelled waits until that has ended.
+    Its calls run one after the other: one that is made after another was cancelled waits until that
+    has ended.
 
     Args:
         session: the session.

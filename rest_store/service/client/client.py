@@ -11,12 +11,27 @@ import numpy.typing as npt
 
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import Contexts, IntSequence, batch, label, limits, tail, tails
+from rest_store.datastore.validation import (
+    Contexts,
+    IntSequence,
+    batch,
+    check_tree_limits,
+    label,
+    tail,
+    tails,
+)
 from rest_store.drafting.members import MemberSettings
-from rest_store.errors import TargetError, describe
+from rest_store.errors import ArgumentError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
-from rest_store.service.channel import Dialer, Targets, Tls, seconds_of, split_location, target_groups
+from rest_store.service.channel import (
+    Dialer,
+    Targets,
+    Tls,
+    seconds_of,
+    split_location,
+    target_groups,
+)
 from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.member import ServiceMember
 from rest_store.service.client.part import PartClient, Parts
@@ -29,35 +44,39 @@ T = TypeVar("T")
 
 
 class DatastoreClient:
-    """A datastore behind a service (`rest-store serve`), with the methods and answers of `Datastore`.
+    """A datastore behind a service (`rest-store serve`), with the
+    methods and answers of `Datastore`.
 
-    Also a source for `DraftSession`: the service runs a whole session, and its trees are merged with those of the other
-    sources. Connects when it is first used, and reconnects by itself. A call that fails because the service is away,
-    late or overloaded is made again, at another endpoint where there is one, then after growing pauses, and never
-    beyond its deadline: all calls only read, or do nothing more the second time.
+    Also a source for `DraftSession`: the service runs a whole session, and its trees are merged
+    with those of the other sources. Connects when it is first used, and reconnects by itself. A
+    call that fails because the service is away, late or overloaded is made again, at another
+    endpoint where there is one, then after growing pauses, and never beyond its deadline: all calls
+    only read, or do nothing more the second time.
 
     Thread-safe. gRPC does not survive a fork: in a process forked after the first call, calls raise
     ServiceUnavailableError. Make the client there.
 
     Args:
-        targets: `HOST:PORT` or `unix:/path`, or a list of several that serve the same. A datastore that is served in
-            parts has a list of such lists, one for each part: `[["a:1", "b:1"], ["a:2", "b:2"]]`. As one string, as on
-            command lines: `a:1,b:1;a:2,b:2`; with the name of a datastore: `a:1/code`, `unix:/path#code`. All parts are
-            asked at once, and all have to answer; in a draft session, a part that does not is left out of a step.
-        datastore: name or names of the datastores to ask; None: all whose tokenizer matches, of those that are
-            there when the client connects.
-        namespace: whose documents are asked, of live datastores, and written; "": those without one.
-        tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`; a service with another is
-            refused.
+        targets: `HOST:PORT` or `unix:/path`, or a list of several that serve the same. A datastore
+            that is served in parts has a list of such lists, one for each part: `[["a:1", "b:1"],
+            ["a:2", "b:2"]]`. As one string, as on command lines: `a:1,b:1;a:2,b:2`; with the name
+            of a datastore: `a:1/code`, `unix:/path#code`. All parts are asked at once, and all have
+            to answer; in a draft session, a part that does not is left out of a step.
+        datastore: name or names of the datastores to ask; None: all whose tokenizer matches, of
+            those that are there when the client connects.
+        namespace: whose documents are asked, of live datastores, and written; "": those without
+            one.
+        tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`; a
+            service with another is refused.
         token: bearer token.
         tls: certificates; None: no TLS, for this machine and trusted networks.
         timeout: seconds for each query, all attempts together, and for each step of a session.
-        send_text: whether the service gets the whole text of a draft session, not only the last 64 tokens and what the
-            model writes from then on.
+        send_text: whether the service gets the whole text of a draft session, not only the last 64
+            tokens and what the model writes from then on.
 
     Raises:
-        TargetError: an address, certificate, list of datastores or name that is not valid.
-        LimitError: a number out of range.
+        ArgumentError: an address, certificate, list of datastores or name that is not valid.
+        ArgumentError: a number out of range.
         DocumentError: `namespace` is not a name.
         TokenizerLoadError: `tokenizer` is not a tokenizer.
     """
@@ -99,11 +118,13 @@ class DatastoreClient:
         return (self.info() if known is None else known.info).tokenizer
 
     def info(self, *, timeout: float = 10.0) -> ServiceInfo:
-        """Ask what the service is, and which of its datastores this client asks; connect before, if need be.
+        """Ask what the service is, and which of its datastores this client asks.
+
+        Connect before, if need be.
 
         Raises:
             TokenizerMismatchError: its tokenizer is not the one passed in; says what differs.
-            PartError: the parts are not those of one build.
+            DatastoreFormatError: the parts are not those of one build.
             ServiceError: no answer; the subclass says why.
         """
         return self._parts.describe(_ends(timeout))
@@ -111,17 +132,28 @@ class DatastoreClient:
     def longest_suffix_match(
         self, context: IntSequence, *, max_suffix: int = 16, datastore: str | None = None
     ) -> SuffixMatch:
-        """Return what `Datastore.longest_suffix_match` does; of several datastores the longest, of equals the first.
+        """Return what `Datastore.longest_suffix_match` does.
+
+        Of several datastores the longest, of equals the first.
 
         Raises:
             QueryError: as there.
             ServiceError: as `draft`.
         """
-        return self.draft(context, max_nodes=1, max_suffix=max_suffix, max_depth=1, datastore=datastore).match
+        return self.draft(
+            context, max_nodes=1, max_suffix=max_suffix, max_depth=1, datastore=datastore
+        ).match
 
     def count(self, tokens: IntSequence, *, datastore: str | None = None) -> int:
-        """Return what `Datastore.count` does; of several datastores, and of parts, the sum. Raises as `draft`."""
-        return sum(self._parts.ask(lambda requests: requests.count(tokens, datastore), _ends(self._timeout)))
+        """Return what `Datastore.count` does; of several datastores, and of parts, the sum.
+
+        Raises as `draft`.
+        """
+        return sum(
+            self._parts.ask(
+                lambda requests: requests.count(tokens, datastore), _ends(self._timeout)
+            )
+        )
 
     def draft(
         self,
@@ -132,18 +164,23 @@ class DatastoreClient:
         max_depth: int = 10,
         datastore: str | None = None,
     ) -> TokenTree:
-        """Return what `Datastore.draft` does; of several datastores the tree of the longest match, of equals the first.
+        """Return what `Datastore.draft` does.
 
-        `datastore` names the only one to ask; likewise in the other queries. In parts, the trees of those with the
-        longest match are joined by path and their counts summed. A path that a part has beyond its `max_nodes` heaviest
-        is missing from the sum: counts may be too small, and light nodes others than those of the whole datastore.
+        Of several datastores the tree of the longest match, of equals the first.
+
+        `datastore` names the only one to ask; likewise in the other queries. In parts, the trees of
+        those with the longest match are joined by path and their counts summed. A path that a part
+        has beyond its `max_nodes` heaviest is missing from the sum: counts may be too small, and
+        light nodes others than those of the whole datastore.
 
         Raises:
             QueryError: as there.
             ServiceError: no answer; the subclass says why.
         """
-        tree_limits = limits(max_nodes, max_suffix, max_depth)
-        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore)
+        tree_limits = check_tree_limits(max_nodes, max_suffix, max_depth)
+        [tree] = self._draft(
+            lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore
+        )
         return tree
 
     def draft_batch(
@@ -155,28 +192,42 @@ class DatastoreClient:
         max_depth: int = 10,
         datastore: str | None = None,
     ) -> list[TokenTree]:
-        """Return what `draft` returns, for each of `contexts`; the service limits how many (`info().limits`).
+        """Return what `draft` returns, for each of `contexts`.
+
+        The service limits how many (`info().limits`).
 
         Raises:
             QueryError: as `draft`; the message names the index of the context.
             ServiceError: as `draft`.
         """
-        tree_limits = limits(max_nodes, max_suffix, max_depth)
+        tree_limits = check_tree_limits(max_nodes, max_suffix, max_depth)
         if not batch(contexts):
             return []
-        return self._draft(lambda size: tails(contexts, tree_limits[1], size), tree_limits, datastore)
+        return self._draft(
+            lambda size: tails(contexts, tree_limits[1], size), tree_limits, datastore
+        )
 
     def _draft(
-        self, tails_of: Callable[[int], list[list[int]]], tree_limits: TreeLimits, datastore: str | None
+        self,
+        tails_of: Callable[[int], list[list[int]]],
+        tree_limits: TreeLimits,
+        datastore: str | None,
     ) -> list[TokenTree]:
-        """Return the tree of each context; `tails_of` returns their ends, given the size of the vocabulary."""
+        """Return the tree of each context.
+
+        `tails_of` returns their ends, given the size of the vocabulary.
+        """
         answers = self._parts.ask(
-            lambda requests: requests.draft(tails_of(requests.vocabulary_size), tree_limits, datastore),
+            lambda requests: requests.draft(
+                tails_of(requests.vocabulary_size), tree_limits, datastore
+            ),
             _ends(self._timeout),
         )
         trees = []
         for of_parts in zip(*answers, strict=True):
-            of_datastores = [sum_of_trees(parts, tree_limits[0]) for parts in zip(*of_parts, strict=True)]
+            of_datastores = [
+                sum_of_trees(parts, tree_limits[0]) for parts in zip(*of_parts, strict=True)
+            ]
             trees.append(max(of_datastores, key=lambda tree: tree.match.length))
         return trees
 
@@ -191,15 +242,19 @@ class DatastoreClient:
         epoch: int = 0,
         timeout: float = WRITE_SECONDS,
     ) -> AddedDocuments:
-        """Add documents to a live datastore; return when they are durable, and visible to all its clients.
+        """Add documents to a live datastore.
 
-        An attempt that fails is repeated: an id makes sure that nothing is added twice, so calling again with the same
-        `ids` is safe after any error.
+        Return when they are durable, and visible to all its clients.
+
+        An attempt that fails is repeated: an id makes sure that nothing is added twice, so calling
+        again with the same `ids` is safe after any error.
 
         Args:
-            documents: token sequences, 1-D integers, at least one each; the service limits how many, and their size
-                together (`info().limits`, `max_contexts` and `max_message_bytes`).
-            ids: one for each; the same id stands for the same document, which is not added again. None: new ones.
+            documents: token sequences, 1-D integers, at least one each; the service limits how
+                many, and their size together (`info().limits`, `max_contexts` and
+                `max_message_bytes`).
+            ids: one for each; the same id stands for the same document, which is not added again.
+                None: new ones.
             datastore: its name; None: the only live one that this client asks.
             namespace: as in `LiveDatastore.add`; None: that of this client.
             group: as there.
@@ -207,18 +262,22 @@ class DatastoreClient:
             timeout: seconds for all of it.
 
         Returns:
-            The ids, in the order of `documents`, and which were added and which were there already, as
-            `LiveDatastore.add`. After a repeated attempt, what the first one added counts as there.
+            The ids, in the order of `documents`, and which were added and which were there already,
+            as `LiveDatastore.add`. After a repeated attempt, what the first one added counts as
+            there.
 
         Raises:
-            DocumentError, TokenRangeError, StorageError: as `LiveDatastore.add`.
-            LimitError, MessageSizeError: more than the service takes in one message.
-            LiveFormatError: the datastore is frozen.
-            UnknownDatastoreError: there is none of that name, or none was named and there are others than one.
+            DocumentError, QueryError, StorageError: as `LiveDatastore.add`.
+            ArgumentError, MessageSizeError: more than the service takes in one message.
+            DatastoreFormatError: the datastore is frozen.
+            UnknownDatastoreError: there is none of that name, or none was named and there are
+                others than one.
             PermissionDeniedError: the token of this client may only read.
             ServiceError: no answer; the subclass says why.
         """
-        return self._write(lambda some: some.add(documents, ids, datastore, namespace, group, epoch), timeout)
+        return self._write(
+            lambda some: some.add(documents, ids, datastore, namespace, group, epoch), timeout
+        )
 
     def delete(
         self,
@@ -228,7 +287,8 @@ class DatastoreClient:
         namespace: str | None = None,
         timeout: float = WRITE_SECONDS,
     ) -> int:
-        """Delete documents of a live datastore: when this returns, no answer of it holds them, and none of its files.
+        """Delete documents of a live datastore: when this returns, no
+        answer of it holds them, and none of its files.
 
         Args:
             ids: of the documents; those that are not there are passed over.
@@ -241,18 +301,31 @@ class DatastoreClient:
 
         Raises:
             DocumentError: an id is invalid.
-            LimitError, LiveFormatError, UnknownDatastoreError, PermissionDeniedError, StorageError, ServiceError: as
-                `add`.
+            ArgumentError, DatastoreFormatError, UnknownDatastoreError, PermissionDeniedError,
+                StorageError, ServiceError: as `add`.
         """
         return self._write(lambda some: some.delete(ids, datastore, namespace), timeout)
 
     def _write(self, make: Callable[[Requests], Request[tuple[T, int]]], timeout: float) -> T:
-        return self._parts.ask(make, _ends(timeout))[0][0]  # parts are frozen, so that none makes a request
+        return self._parts.ask(make, _ends(timeout))[0][
+            0
+        ]  # parts are frozen, so that none makes a request
 
-    def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> list[ServiceMember]:
-        """Return a new session's members for `DraftSession`, one for each part, as `MemberSource.members`."""
+    def members(
+        self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]
+    ) -> list[ServiceMember]:
+        """Return a new session's members for `DraftSession`, one for
+        each part, as `MemberSource.members`.
+        """
         return [
-            ServiceMember(self._parts, part, settings, text, timeout=self._timeout, most_sent=self._opening_tokens)
+            ServiceMember(
+                self._parts,
+                part,
+                settings,
+                text,
+                timeout=self._timeout,
+                max_sent=self._opening_tokens,
+            )
             for part in self._parts.members
         ]
 
@@ -263,7 +336,10 @@ class DatastoreClient:
         self._parts.close()
 
     def before_close(self, call: Callable[[DatastoreClient], object]) -> None:
-        """Have `close` call `call` with this client first, for what is queued to be added; once for each `call`."""
+        """Have `close` call `call` with this client first, for what is queued to be added.
+
+        Once for each `call`.
+        """
         self._before_close[call] = None
 
     def __enter__(self) -> DatastoreClient:
@@ -286,7 +362,10 @@ def _ends(timeout: float) -> float:
 
 
 def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of the datastores to ask; raise TargetError unless they are distinct names."""
+    """Return the names of the datastores to ask.
+
+    Raise ArgumentError unless they are distinct names.
+    """
     if datastore is None:
         return ()
     several = [datastore] if isinstance(datastore, str) else datastore
@@ -295,5 +374,9 @@ def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:
     except TypeError:
         names = ()
     if not names or not all(map(is_name, names)) or len(set(names)) < len(names):
-        raise TargetError(describe("client", "datastore", repr(datastore), "one or more names, each once, or None"))
+        raise ArgumentError(
+            describe(
+                "client", "datastore", repr(datastore), "one or more names, each once, or None"
+            )
+        )
     return names

@@ -26,7 +26,12 @@ def show_service(target: str, *, timeout: float, as_json: bool, **reach: Any) ->
         info = client.info(timeout=timeout)
     if as_json:
         datastores = [_datastore(datastore) for datastore in info.datastores]
-        facts = {"target": info.target, "version": info.version, "datastores": datastores, "limits": info.limits}
+        facts = {
+            "target": info.target,
+            "version": info.version,
+            "datastores": datastores,
+            "limits": info.limits,
+        }
         click.echo(json.dumps(facts))
     else:
         click.echo(table(_rows(info)))
@@ -35,7 +40,10 @@ def show_service(target: str, *, timeout: float, as_json: bool, **reach: Any) ->
 def _datastore(datastore: ServedDatastore) -> dict[str, Any]:
     return {
         "name": datastore.name,
-        "tokenizer": {"name": datastore.tokenizer.name, "fingerprint": datastore.tokenizer.fingerprint},
+        "tokenizer": {
+            "name": datastore.tokenizer.name,
+            "fingerprint": datastore.tokenizer.fingerprint,
+        },
         "tokens": datastore.token_count,
         "documents": datastore.document_count,
         "shards": datastore.shard_count,
@@ -51,6 +59,15 @@ def _rows(info: ServiceInfo) -> Iterator[tuple[str, str]]:
     yield "version", info.version
     for datastore in info.datastores:
         yield "datastore", str(datastore)
-        yield "tokens", f"{datastore.token_count:,} in {counted(datastore.document_count, 'document')}"
-        yield "size", f"{counted(datastore.size, 'byte')} in {counted(datastore.shard_count, 'shard')}"
-        yield "tokenizer", f"{datastore.tokenizer.name}, {counted(datastore.tokenizer.vocabulary_size, 'id')}"
+        yield (
+            "tokens",
+            f"{datastore.token_count:,} in {counted(datastore.document_count, 'document')}",
+        )
+        yield (
+            "size",
+            f"{counted(datastore.size, 'byte')} in {counted(datastore.shard_count, 'shard')}",
+        )
+        yield (
+            "tokenizer",
+            f"{datastore.tokenizer.name}, {counted(datastore.tokenizer.vocabulary_size, 'id')}",
+        )

@@ -1,4 +1,6 @@
-"""What services say of themselves, and how the descriptions of the parts of one datastore go together."""
+"""What services say of themselves, and how the descriptions of the
+parts of one datastore go together.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,7 @@ from typing import NamedTuple
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import (
-    ManifestError,
-    PartError,
+    DatastoreFormatError,
     ProtocolError,
     TokenizerMismatchError,
     UnknownDatastoreError,
@@ -21,7 +22,10 @@ from rest_store.v1 import datastore_pb2 as pb
 
 
 class ServedPart(NamedTuple):
-    """Part `number`, 1..parts, of a datastore; `build` is the digest of the manifest of the whole, "sha256:..."."""
+    """Part `number`, 1..parts, of a datastore.
+
+    `build` is the digest of the manifest of the whole, "sha256:...".
+    """
 
     number: int
     parts: int
@@ -62,7 +66,8 @@ class ServiceInfo:
     Attributes:
         target: the endpoint that answered; of parts, all of them.
         version: release of rest-store that serves.
-        datastores: those that the client asks, in the order of their answers; of parts, those of each.
+        datastores: those that the client asks, in the order of their answers; of parts, those of
+            each.
         limits: name to value, as in the message ServiceLimits.
     """
 
@@ -95,16 +100,22 @@ def service_info(
         live: whether only live ones are asked where none is named.
 
     Raises:
-        TokenizerMismatchError: a datastore to be asked was built with another tokenizer; says what differs.
+        TokenizerMismatchError: a datastore to be asked was built with another tokenizer; says what
+            differs.
         UnknownDatastoreError: the service has no datastore of a name.
         ProtocolError: the description contradicts itself.
     """
     served = {message.name: _datastore(message, target) for message in response.datastores}
     if not served or len(served) != len(response.datastores):
         found = reprlib.repr([message.name for message in response.datastores])
-        raise ProtocolError(describe(target, "datastores", found, "one or more, with distinct names"))
+        raise ProtocolError(
+            describe(target, "datastores", found, "one or more, with distinct names")
+        )
     chosen = _chosen(served, names, tokenizer, target, live)
-    limits = {field.name: int(getattr(response.limits, field.name)) for field in response.limits.DESCRIPTOR.fields}
+    limits = {
+        field.name: int(getattr(response.limits, field.name))
+        for field in response.limits.DESCRIPTOR.fields
+    }
     return ServiceInfo(target, response.version, chosen, limits)
 
 
@@ -120,16 +131,22 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
         **({"encoding": fields.encoding} if fields.encoding else {}),
     }
     try:
-        tokenizer = TokenizerIdentity.from_manifest(described, f"{target}: datastore '{message.name}'")
+        tokenizer = TokenizerIdentity.from_manifest(
+            described, f"{target}: datastore '{message.name}'"
+        )
         built = datetime.fromtimestamp(message.built, timezone.utc) if message.built else None
-    except (ManifestError, ValueError, OverflowError, OSError) as error:
-        raise ProtocolError(describe(target, "description", f"wrong ({error})", "one of a datastore")) from None
+    except (DatastoreFormatError, ValueError, OverflowError, OSError) as error:
+        raise ProtocolError(
+            describe(target, "description", f"wrong ({error})", "one of a datastore")
+        ) from None
     part = None
     if message.HasField("part"):
         part = ServedPart(message.part.number, message.part.parts, message.part.build)
         if not 1 <= part.number <= part.parts:
             expected = "one of the parts that there are"
-            raise ProtocolError(describe(target, f"part of datastore '{message.name}'", part, expected))
+            raise ProtocolError(
+                describe(target, f"part of datastore '{message.name}'", part, expected)
+            )
     sizes = (message.token_count, message.document_count, message.shard_count, message.size)
     return ServedDatastore(message.name, tokenizer, *sizes, built, message.live, part)
 
@@ -141,37 +158,66 @@ def _chosen(
     target: str,
     live: bool,
 ) -> tuple[ServedDatastore, ...]:
-    """Return the datastores that answer requests, in the order of their answers; raise as `service_info`."""
+    """Return the datastores that answer requests, in the order of their answers.
+
+    Raise as `service_info`.
+    """
     for name in names:
         if name not in served:
             expected = "one of " + ", ".join(map(repr, served))
             raise UnknownDatastoreError(describe(target, f"datastore '{name}'", "absent", expected))
     chosen = tuple(served[name] for name in names or served)
     if not names:
-        matching = [one for one in chosen if tokenizer in (None, one.tokenizer) and (one.is_live or not live)]
+        matching = [
+            one
+            for one in chosen
+            if tokenizer in (None, one.tokenizer) and (one.is_live or not live)
+        ]
         chosen = tuple(matching) or chosen[:1]
     for datastore in chosen:
         if tokenizer is not None:
             datastore.tokenizer.require_same(tokenizer, f"{target}: datastore '{datastore.name}'")
         elif datastore.tokenizer != chosen[0].tokenizer:
-            what, found = f"tokenizer of datastore '{datastore.name}'", f"'{datastore.tokenizer.name}'"
-            expected = f"'{chosen[0].tokenizer.name}' as of '{chosen[0].name}'; name datastores or a tokenizer"
+            what, found = (
+                f"tokenizer of datastore '{datastore.name}'",
+                f"'{datastore.tokenizer.name}'",
+            )
+            expected = (
+                f"'{chosen[0].tokenizer.name}' as of '{chosen[0].name}'; name datastores or a"
+                " tokenizer"
+            )
             raise TokenizerMismatchError(describe(target, what, found, expected))
     return chosen
 
 
 def require_one_build(infos: Sequence[ServiceInfo], parts: int) -> None:
-    """Raise PartError unless descriptions are those of different parts of one build that has so many `parts`."""
+    """Raise DatastoreFormatError unless descriptions are those of
+    different parts of one build that has so many `parts`.
+    """
     served = [datastore for info in infos for datastore in info.datastores]
-    builds = {frozenset((one.name, one.part and one.part.build) for one in info.datastores) for info in infos}
+    builds = {
+        frozenset((one.name, one.part and one.part.build) for one in info.datastores)
+        for info in infos
+    }
     are_of_so_many = all(one.part is not None and one.part.parts == parts for one in served)
-    if not are_of_so_many or len(builds) > 1 or len({(one.name, one.part) for one in served}) < len(served):
+    if (
+        not are_of_so_many
+        or len(builds) > 1
+        or len({(one.name, one.part) for one in served}) < len(served)
+    ):
         found = [f"{info.target} ({', '.join(map(str, info.datastores))})" for info in infos]
-        raise PartError(describe("client", "what is served", ", ".join(found), f"{parts} parts of one build"))
+        raise DatastoreFormatError(
+            "partitions",
+            describe("client", "what is served", ", ".join(found), f"{parts} parts of one build"),
+        )
 
 
 def info_of_parts(infos: Sequence[ServiceInfo]) -> ServiceInfo:
-    """Return the description of all parts together: the datastores of one after those of the other."""
+    """Return the description of all parts together: the
+    datastores of one after those of the other.
+    """
     limits = {name: min(info.limits[name] for info in infos) for name in infos[0].limits}
     datastores = tuple(datastore for info in infos for datastore in info.datastores)
-    return ServiceInfo("; ".join(info.target for info in infos), infos[0].version, datastores, limits)
+    return ServiceInfo(
+        "; ".join(info.target for info in infos), infos[0].version, datastores, limits
+    )

@@ -1,4 +1,6 @@
-"""Datastores that lie elsewhere, for copies and replicas of them: what `rest_store.datastore.locations` reaches."""
+"""Datastores that lie elsewhere, for copies and replicas of them:
+what `rest_store.datastore.locations` reaches.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,18 @@ from rest_store.service.client.part import PartClient, Parts
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests, parse
 from rest_store.v1 import datastore_pb2 as pb
 
-_STREAM_SECONDS = 60.0  # of one call, however much it sends; what is not finished then goes on with the next
+_STREAM_SECONDS = (
+    60.0  # of one call, however much it sends; what is not finished then goes on with the next
+)
 
 T = TypeVar("T")
 
 
-def fetched(location: str, cache: Path, *, token: str | None = None, tls: Tls | None = None) -> Path:
-    """Return the directory in `cache` of the frozen datastore at `location`, in a service or below a URL.
+def fetched(
+    location: str, cache: Path, *, token: str | None = None, tls: Tls | None = None
+) -> Path:
+    """Return the directory in `cache` of the frozen datastore at
+    `location`, in a service or below a URL.
 
     Raises:
         RestStoreError: as `fetch`.
@@ -48,7 +55,7 @@ class ServiceFiles:
         tls: as for `DatastoreClient`.
 
     Raises:
-        TargetError: the address, the token or a certificate is not valid.
+        ArgumentError: the address, the token or a certificate is not valid.
     """
 
     def __init__(self, location: str, token: str | None = None, tls: Tls | None = None) -> None:
@@ -77,7 +84,8 @@ class ServiceFiles:
 
 
 class ServiceUpstream:
-    """A live datastore of a service, a `rest_store.live.upstream.Upstream`, whose methods these are.
+    """A live datastore of a service, a
+    `rest_store.live.upstream.Upstream`, whose methods these are.
 
     Args:
         location: as for `ServiceFiles`; without a name, the only live one.
@@ -85,18 +93,23 @@ class ServiceUpstream:
         tls: likewise.
 
     Raises:
-        TargetError: the address, the token or a certificate is not valid.
+        ArgumentError: the address, the token or a certificate is not valid.
     """
 
     def __init__(self, location: str, token: str | None = None, tls: Tls | None = None) -> None:
         self.location = location
         target, name = split_location(location)
-        self._part = PartClient([target_of(target)], Dialer(token, tls), [name] if name else [], live=True)
+        self._part = PartClient(
+            [target_of(target)], Dialer(token, tls), [name] if name else [], live=True
+        )
         self._parts = Parts([self._part])
 
     @property
     def tokenizer(self) -> TokenizerIdentity:
-        """Identity of the tokenizer that the tokens are from; raises LiveFormatError for a frozen datastore, too."""
+        """Identity of the tokenizer that the tokens are from.
+
+        Raises DatastoreFormatError for a frozen datastore, too.
+        """
         self._requests.live_name(None)
         return self._requests.info.tokenizer
 
@@ -111,8 +124,8 @@ class ServiceUpstream:
         """Yield the changes after number `after` without an end.
 
         Raises:
-            ServiceError: the connection is lost, the service says nothing for a minute, or a message is malformed, or
-                has another checksum than it says; the subclass says why.
+            ServiceError: the connection is lost, the service says nothing for a minute, or a
+                message is malformed, or has another checksum than it says; the subclass says why.
             TokenizerMismatchError: the datastore has another tokenizer by now.
         """
         while True:
@@ -128,13 +141,27 @@ class ServiceUpstream:
                     raise
 
     def add(
-        self, documents: Sequence[IntSequence], ids: Sequence[str] | None, *, namespace: str, group: str, epoch: int
+        self,
+        documents: Sequence[IntSequence],
+        ids: Sequence[str] | None,
+        *,
+        namespace: str,
+        group: str,
+        epoch: int,
     ) -> tuple[AddedDocuments, int]:
-        """Add documents; return their ids, and the number of a change with which all of them are visible."""
-        return self._write(lambda requests: requests.add(documents, ids, None, namespace, group, epoch))
+        """Add documents.
+
+        Return their ids, and the number of a change with which all of them are visible.
+        """
+        return self._write(
+            lambda requests: requests.add(documents, ids, None, namespace, group, epoch)
+        )
 
     def delete(self, ids: Sequence[str], *, namespace: str) -> tuple[int, int]:
-        """Delete documents; return how many there were, and the number of a change with which they are gone."""
+        """Delete documents.
+
+        Return how many there were, and the number of a change with which they are gone.
+        """
         return self._write(lambda requests: requests.delete(ids, None, namespace))
 
     def _write(self, make: Callable[[Requests], Request[T]]) -> T:
@@ -150,12 +177,17 @@ upstream = ServiceUpstream  # under this name it is reached
 
 
 def _changes(answer: bytes, where: str) -> Changes:
-    """Return the changes of a message, which whoever applies them checks; raise ProtocolError for what is none."""
+    """Return the changes of a message, which whoever applies them checks.
+
+    Raise ProtocolError for what is none.
+    """
     response = parse(pb.FollowResponse, answer, where)
     _require_checksum(response.changes, response.checksum, f"{where}: a message of changes")
     message = parse(pb.Changes, response.changes, where)
     added = [
-        DocumentRecord(one.number, one.namespace, one.digest, one.added, one.group, one.epoch, one.symbols)
+        DocumentRecord(
+            one.number, one.namespace, one.digest, one.added, one.group, one.epoch, one.symbols
+        )
         for one in message.added
     ]
     removed = [Removal(one.number, one.first, one.last, one.deleted) for one in message.removed]

@@ -1,4 +1,6 @@
-"""One endpoint of a service: its gRPC channel, which is made when it is first needed and reconnects by itself."""
+"""One endpoint of a service: its gRPC channel, which is made when
+it is first needed and reconnects by itself.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,15 @@ class Endpoint:
         self._lock = threading.Lock()
 
     def require_usable(self) -> None:
-        """Raise ServiceUnavailableError if it was closed, or connected before this process was forked."""
+        """Raise ServiceUnavailableError if it was closed, or
+        connected before this process was forked.
+        """
         if self._closed:
             raise ServiceUnavailableError("client: the client is closed")
         if self._process not in (None, os.getpid()):  # gRPC's threads do not survive a fork
-            raise ServiceUnavailableError("client: the process was forked after the client connected; make it anew")
+            raise ServiceUnavailableError(
+                "client: the process was forked after the client connected; make it anew"
+            )
 
     def _connected(self) -> grpc.Channel:
         self.require_usable()
@@ -51,7 +57,10 @@ class Endpoint:
             return self._channel
 
     def ask(self, method: str, message: bytes, seconds: float) -> bytes:
-        """Return the answer to one request, as bytes; raise our error for the status of a call that failed."""
+        """Return the answer to one request, as bytes.
+
+        Raise our error for the status of a call that failed.
+        """
         with self._call_errors():
             call: Any = self._connected().unary_unary(_SERVICE + method, None, None)
             answer: bytes = call(message, timeout=seconds, metadata=self._dialer.metadata)
@@ -70,7 +79,9 @@ class Endpoint:
     def open_session(self) -> StreamCall:
         """Open a stream of DraftSession; an endpoint that cannot be reached ends it soon."""
         with self._call_errors():
-            return StreamCall(self._connected(), _SERVICE + "DraftSession", self._dialer.metadata, self.target)
+            return StreamCall(
+                self._connected(), _SERVICE + "DraftSession", self._dialer.metadata, self.target
+            )
 
     @contextlib.contextmanager
     def _call_errors(self) -> Iterator[None]:
@@ -84,7 +95,10 @@ class Endpoint:
             raise
 
     def close(self) -> None:
-        """Close the channel, and make no other; a forked process leaves the channel of its parent alone."""
+        """Close the channel, and make no other.
+
+        A forked process leaves the channel of its parent alone.
+        """
         self._closed = True
         if self._process == os.getpid():
             with self._lock:

@@ -1,4 +1,6 @@
-"""A member of a draft session: a session that a service runs, over a stream that is opened again when it breaks."""
+"""A member of a draft session: a session that a service runs, over
+a stream that is opened again when it breaks.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits, TopK
+from rest_store.drafting.draft_options import DraftOptions, TopK
 from rest_store.drafting.members import MemberSettings
 from rest_store.errors import (
     DeadlineError,
@@ -29,20 +31,25 @@ from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.client.trees import read_session_tree
 from rest_store.v1 import datastore_pb2 as pb
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds, between which the pause doubles with each failure
-_MOST_DOUBLINGS = 10
+_FIRST_PAUSE, _MAX_PAUSE = 0.1, 30.0  # seconds, between which the pause doubles with each failure
+_MAX_DOUBLINGS = 10
 _SILENT_ANSWERS = 2  # waited for in vain, after which the service counts as one that answers nobody
 _SILENT_SECONDS = 0.002  # that the first answer of a new session is waited for then
 _DESCRIBE_SECONDS = 1.0  # between two waits for what a silent service is
-_MOST_LATE = 1.0  # seconds without the answer of a late step, after which the stream counts as broken
-_MOST_UNSENT = 1024  # calls of `accept` that one message has room for; after more the text is sent again
+_MAX_LATENESS = (
+    1.0  # seconds without the answer of a late step, after which the stream counts as broken
+)
+_MAX_UNSENT = (
+    1024  # calls of `accept` that one message has room for; after more the text is sent again
+)
 
 
 class ServiceMember:
     """See `Member`, whose methods these are.
 
-    After a failure the next `send` opens another stream with the text: at once at an endpoint that has not failed since
-    the last answer, else after a pause that doubles with each failure. Until then `send` fails without a call.
+    After a failure the next `send` opens another stream with the text: at once at an endpoint that
+    has not failed since the last answer, else after a pause that doubles with each failure. Until
+    then `send` fails without a call.
 
     Args:
         parts: all parts of the datastore.
@@ -50,7 +57,7 @@ class ServiceMember:
         settings: of the session.
         text: returns the text so far, int32[n].
         timeout: seconds that a step waits at most.
-        most_sent: tokens of an opening, the last of the text; None: all.
+        max_sent: tokens of an opening, the last of the text; None: all.
     """
 
     def __init__(
@@ -61,27 +68,33 @@ class ServiceMember:
         text: Callable[[], npt.NDArray[np.int32]],
         *,
         timeout: float,
-        most_sent: int | None = None,
+        max_sent: int | None = None,
     ) -> None:
         self._parts = parts
         self._part = part
         self._settings = settings
         self._text = text
         self._timeout = timeout
-        self._sent = slice(most_sent and -most_sent, None)
-        self.has_references = most_sent is None
+        self._sent = slice(max_sent and -max_sent, None)
+        self.has_references = max_sent is None
         self._endpoint = part.preferred
         self._closed = False
         # Of the stream:
         self._stream: StreamCall | None = None
-        self._next = pb.DraftSessionRequest()  # the next message, with what was accepted since the last one
+        self._next = (
+            pb.DraftSessionRequest()
+        )  # the next message, with what was accepted since the last one
         self._length = 0  # tokens that it has been told
-        self._sent_at: float | None = None  # when a tree was asked for, if its answer has not been read yet
-        self._rows = 1  # that `node_top_k` has next: the text's, and each node's of the tree; 0: the tree is unknown
+        self._sent_at: float | None = (
+            None  # when a tree was asked for, if its answer has not been read yet
+        )
+        # That `node_top_k` has next: the text's, and each node's of the tree; 0: the tree is
+        # unknown.
+        self._rows = 1
         self._origins = b""  # masks of origins of its trees, as ours
         self._has_answered = False
         # Of the present step:
-        self._limits = DraftLimits(0)
+        self._limits = DraftOptions(0)
         self._asked_at = 0.0
         self._is_due = False  # whether `receive` is to send what `send` could not
         # Of failures:
@@ -95,14 +108,16 @@ class ServiceMember:
             except RestStoreError as error:
                 self._fail(error)
 
-    def send(self, limits: DraftLimits) -> None:
+    def send(self, limits: DraftOptions) -> None:
         """Send what was accepted since the last step, and ask for the next tree."""
         if self._closed:
             raise ServiceUnavailableError("client: the session is closed")
         self._asked_at = time.monotonic()
         if self._stream is not None:
             try:
-                self._skip_late_answer(self._stream)  # which is read with the limits that it was asked with
+                self._skip_late_answer(
+                    self._stream
+                )  # which is read with the limits that it was asked with
             except DeadlineError:
                 raise
             except RestStoreError as error:
@@ -119,7 +134,8 @@ class ServiceMember:
 
     def receive(self, timeout: float | None) -> TokenTree:
         """Return the tree that the latest `send` asked for."""
-        # From the request on: members of a batch, which are waited for one after the other, are late together.
+        # From the request on: members of a batch, which are waited for one after the other, are
+        # late together.
         ends = self._asked_at + self._timeout
         if timeout is not None:
             ends = min(ends, time.monotonic() + timeout)
@@ -146,7 +162,9 @@ class ServiceMember:
         raise DeadlineError(f"{self._endpoint.target}: service did not answer before the deadline")
 
     def _is_brief(self) -> bool:
-        """Return whether the first answer of this session is hardly waited for, as others have waited in vain."""
+        """Return whether the first answer of this session is hardly
+        waited for, as others have waited in vain.
+        """
         if self._part.unanswered < _SILENT_ANSWERS or self._has_answered:
             return False
         return not self._is_due or self._asked_at < self._part.unanswered_at + _DESCRIBE_SECONDS
@@ -156,11 +174,13 @@ class ServiceMember:
             self._part.unanswered += 1
             self._part.unanswered_at = self._asked_at
 
-    def accept(self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> None:
+    def accept(
+        self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None
+    ) -> None:
         """Keep for the next step what `DraftSession.accept` was told."""
         if self._stream is None:  # the next opening has it in the text
             return
-        if len(self._next.accepted) == _MOST_UNSENT:
+        if len(self._next.accepted) == _MAX_UNSENT:
             self._drop()
             return
         accepted = self._next.accepted.add(tokens=tokens.tolist())
@@ -189,12 +209,19 @@ class ServiceMember:
             self._rows = 1 if self._next.accepted else 0
         elif self._sent_at is not None:
             late = time.monotonic() - self._sent_at - self._timeout
-            if late > _MOST_LATE:
-                raise ServiceUnavailableError(f"{self._endpoint.target}: service has not answered for {late:.1f} s")
-            raise DeadlineError(f"{self._endpoint.target}: service has not answered an earlier step yet")
+            if late > _MAX_LATENESS:
+                raise ServiceUnavailableError(
+                    f"{self._endpoint.target}: service has not answered for {late:.1f} s"
+                )
+            raise DeadlineError(
+                f"{self._endpoint.target}: service has not answered an earlier step yet"
+            )
 
     def _send_step(self) -> None:
-        """Ask for a tree, unless it is to have no nodes, after what was accepted; open the stream if there is none."""
+        """Ask for a tree, unless it is to have no nodes, after what was accepted.
+
+        Open the stream if there is none.
+        """
         if self._stream is None:
             self._open()
         limits, draft = self._limits, self._next.draft
@@ -226,9 +253,14 @@ class ServiceMember:
             settings.tokenizer.require_same(requests.info.tokenizer, f"{target}: draft session")
         tokens = self._text()[self._sent]
         references = settings.references if self.has_references else ()
-        most, size = requests.info.limits["max_session_tokens"], len(tokens) + sum(1 + len(one) for one in references)
+        most, size = (
+            requests.info.limits["max_session_tokens"],
+            len(tokens) + sum(1 + len(one) for one in references),
+        )
         if size > most:
-            raise MessageSizeError(describe(target, "number of tokens of a session", size, f"at most {most}"))
+            raise MessageSizeError(
+                describe(target, "number of tokens of a session", size, f"at most {most}")
+            )
         opening = self._next.open
         opening.selection.CopyFrom(requests.selection)
         opening.tokens = tokens.astype("<i4").tobytes()
@@ -241,21 +273,28 @@ class ServiceMember:
         self._stream = self._endpoint.open_session()
 
     def _read(self, message: bytes) -> TokenTree:
-        """Return the tree of an answer; raise ProtocolError unless one was asked for, and this is one."""
+        """Return the tree of an answer.
+
+        Raise ProtocolError unless one was asked for, and this is one.
+        """
         asked, self._sent_at = self._sent_at is not None, None
         target, requests = self._endpoint.target, self._part.requests
         assert requests is not None
         response = parse(pb.DraftSessionResponse, message, target)
         if not asked:
             raise ProtocolError(describe(target, "answer", "a second one", "one for each request"))
-        tree = read_session_tree(response.nodes, requests.vocabulary_size, self._limits, self._origins, target)
+        tree = read_session_tree(
+            response.nodes, requests.vocabulary_size, self._limits, self._origins, target
+        )
         self._has_answered, self._rows = True, 1 + len(tree)
         self._failures, self._failure, self._part.unanswered = 0, None, 0
         self._part.preferred = self._endpoint
         return tree
 
     def _masks(self, datastores: int) -> bytes:
-        """Return our origins for each mask of the service, whose bits are its datastores, and what the session has."""
+        """Return our origins for each mask of the service, whose bits
+        are its datastores, and what the session has.
+        """
         origins = self._settings.origins
         bits = [origins.datastores] * datastores
         if self._settings.prompt_lookup:
@@ -269,7 +308,9 @@ class ServiceMember:
 
     def _fail(self, error: RestStoreError) -> None:
         """Drop the stream, and rest."""
-        self._failures = 0 if self._has_answered else self._failures + 1  # none before, if it has answered
+        self._failures = (
+            0 if self._has_answered else self._failures + 1
+        )  # none before, if it has answered
         self._failure = error
         if isinstance(error, UnknownDatastoreError):
             self._part.is_known = False
@@ -277,7 +318,7 @@ class ServiceMember:
         untried = len(self._part.endpoints) - self._failures
         pause = 0.0
         if untried <= 0:
-            pause = min(_FIRST_PAUSE * 2.0 ** min(-untried, _MOST_DOUBLINGS), _LONGEST_PAUSE)
+            pause = min(_FIRST_PAUSE * 2.0 ** min(-untried, _MAX_DOUBLINGS), _MAX_PAUSE)
         self._rests_until = time.monotonic() + pause
         self._endpoint = self._part.after(self._endpoint)
 

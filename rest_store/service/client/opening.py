@@ -14,7 +14,9 @@ _CONNECT_SECONDS = 2.0
 
 
 def open_client(target: str, warn: Callable[[str], object], **options: Any) -> DatastoreClient:
-    """Return a client that has asked its service once; a service that does not answer may do so later.
+    """Return a client that has asked its service once.
+
+    A service that does not answer may do so later.
 
     Args:
         target: of the client.
@@ -37,12 +39,14 @@ def open_client(target: str, warn: Callable[[str], object], **options: Any) -> D
 
 
 def name_of(location: str, *, is_live: bool | None = None, **options: Any) -> str:
-    """Return how to call a source that lies elsewhere, by the names of its datastores: "code at 127.0.0.1:50051".
+    """Return how to call a source that lies elsewhere, by the names
+    of its datastores: "code at 127.0.0.1:50051".
 
     Args:
-        location: of the source (`rest_store.datastore.locations`); one that names a datastore is returned as it is, and
-            so is one whose service does not say what it has.
-        is_live: whether it is a replica of a live datastore, or a copy of a frozen one; None: all that the service has.
+        location: of the source (`rest_store.datastore.locations`); one that names a datastore is
+            returned as it is, and so is one whose service does not say what it has.
+        is_live: whether it is a replica of a live datastore, or a copy of a frozen one; None: all
+            that the service has.
         options: of a client.
     """
     if scheme_of(location) or split_location(location)[1] is not None:
@@ -52,5 +56,7 @@ def name_of(location: str, *, is_live: bool | None = None, **options: Any) -> st
             datastores = client.info(timeout=_CONNECT_SECONDS).datastores
     except RestStoreError:
         return location
-    names = dict.fromkeys(datastore.name for datastore in datastores if is_live in (None, datastore.is_live))
+    names = dict.fromkeys(
+        datastore.name for datastore in datastores if is_live in (None, datastore.is_live)
+    )
     return f"{', '.join(names)} at {location}" if names else location

@@ -17,7 +17,12 @@ from rest_store.errors import (
     UnknownDatastoreError,
 )
 from rest_store.service.channel import Dialer
-from rest_store.service.client.descriptions import ServiceInfo, info_of_parts, require_one_build, service_info
+from rest_store.service.client.descriptions import (
+    ServiceInfo,
+    info_of_parts,
+    require_one_build,
+    service_info,
+)
 from rest_store.service.client.endpoint import Endpoint
 from rest_store.service.client.requests import Request, Requests, parse
 from rest_store.v1 import datastore_pb2 as pb
@@ -25,12 +30,13 @@ from rest_store.v1 import datastore_pb2 as pb
 T = TypeVar("T")
 
 _FIRST_PAUSE = 0.005  # seconds before all endpoints are tried again, doubled each time
-_LONGEST_PAUSE = 1.0
-_MOST_THREADS = 64  # that ask parts at once
+_MAX_PAUSE = 1.0
+_MAX_THREADS = 64  # that ask parts at once
 
 
 class PartClient:
-    """Endpoints that serve the same, tried in turn; the one that answered last comes first. Thread-safe.
+    """Endpoints that serve the same, tried in turn; the one that
+    answered last comes first. Thread-safe.
 
     Args:
         targets: their addresses, at least one.
@@ -42,9 +48,11 @@ class PartClient:
 
     Attributes:
         endpoints, preferred: all of them, and the one to ask first.
-        requests: makes requests by the latest description; None: the service has not been described yet.
+        requests: makes requests by the latest description; None: the service has not been described
+            yet.
         is_known: whether that is what the service was, as far as its answers have shown.
-        unanswered: how many first answers and steps of sessions have been waited for in vain since one came.
+        unanswered: how many first answers and steps of sessions have been waited for in vain since
+            one came.
         unanswered_at: when the latest of them was asked for (`time.monotonic`).
     """
 
@@ -74,8 +82,9 @@ class PartClient:
     def ask(self, request: Request[T], ends: float) -> T:
         """Return the answer to a request.
 
-        An endpoint that is away, late or overloaded is left for the next one. After all of them comes a pause, and
-        then the first again, until the deadline: all requests only read, or do nothing more the second time.
+        An endpoint that is away, late or overloaded is left for the next one. After all of them
+        comes a pause, and then the first again, until the deadline: all requests only read, or do
+        nothing more the second time.
 
         `ends` is the deadline of all attempts together (`time.monotonic`).
 
@@ -88,9 +97,13 @@ class PartClient:
             for others in range(len(self.endpoints) - 1, -1, -1):
                 left = ends - time.monotonic()
                 if left <= 0:
-                    raise failure or DeadlineError(f"{endpoint.target}: the deadline passed before the call")
+                    raise failure or DeadlineError(
+                        f"{endpoint.target}: the deadline passed before the call"
+                    )
                 try:
-                    answer = endpoint.ask(request.method, request.message, left / 2 if others else left)
+                    answer = endpoint.ask(
+                        request.method, request.message, left / 2 if others else left
+                    )
                     decoded = request.decode(answer, endpoint.target)
                 except (ServiceUnavailableError, DeadlineError, OverloadedError) as error:
                     endpoint.require_usable()
@@ -106,10 +119,13 @@ class PartClient:
                 assert failure is not None
                 raise failure
             time.sleep(wait)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
 
     def describe(self, ends: float) -> ServiceInfo:
-        """Ask what the service is, and which of its datastores are asked; raise as `ask`, or as `service_info`."""
+        """Ask what the service is, and which of its datastores are asked.
+
+        Raise as `ask`, or as `service_info`.
+        """
 
         def decode(answer: bytes, target: str) -> ServiceInfo:
             response = parse(pb.DescribeResponse, answer, target)
@@ -129,14 +145,22 @@ class PartClient:
 
 
 class Parts:
-    """All parts of a datastore, each a `PartClient`; a datastore that is whole has one. Thread-safe."""
+    """All parts of a datastore, each a `PartClient`; a datastore that is whole has one.
+
+    Thread-safe.
+    """
 
     def __init__(self, parts: Sequence[PartClient]) -> None:
         self.members = tuple(parts)
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, "rest-store part") if len(parts) > 1 else None
+        self._threads = (
+            ThreadPoolExecutor(_MAX_THREADS, "rest-store part") if len(parts) > 1 else None
+        )
 
     def describe(self, ends: float) -> ServiceInfo:
-        """Ask all parts what they are; raise as `PartClient.describe`, and as `require_one_build`."""
+        """Ask all parts what they are.
+
+        Raise as `PartClient.describe`, and as `require_one_build`.
+        """
         infos = self._together(lambda part: part.describe(ends))
         if len(infos) > 1:
             require_one_build(infos, len(infos))
@@ -148,12 +172,19 @@ class Parts:
         """Ask one part what it is, and learn it; raise as `describe`."""
         info = part.describe(ends)
         if len(self.members) > 1:
-            known = [other.requests.info for other in self.members if other.requests is not None and other is not part]
+            known = [
+                other.requests.info
+                for other in self.members
+                if other.requests is not None and other is not part
+            ]
             require_one_build([*known, info], len(self.members))
         part.learn(info)
 
     def ask(self, make: Callable[[Requests], Request[T]], ends: float) -> list[T]:
-        """Ask all parts at once what `make` makes, first what they are unless that is known; return their answers."""
+        """Ask all parts at once what `make` makes, first what they are unless that is known.
+
+        Return their answers.
+        """
         if not all(part.is_known for part in self.members):
             self.describe(ends)
 

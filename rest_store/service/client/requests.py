@@ -1,4 +1,7 @@
-"""The requests of a client: the method of each, its message, and how its answer is read. Sends nothing."""
+"""The requests of a client: the method of each, its message, and how its answer is read.
+
+Sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from rest_store.datastore.validation import (
     tail,
     too_many_tokens,
 )
-from rest_store.errors import LiveFormatError, ProtocolError, UnknownDatastoreError, describe
+from rest_store.errors import DatastoreFormatError, ProtocolError, UnknownDatastoreError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.client.descriptions import ServiceInfo
@@ -40,7 +43,8 @@ class Request(Generic[T]):
     Attributes:
         method: of the service.
         message: what is sent.
-        decode: reads an answer, given its bytes and who sent it; raises ServiceError for one that is not valid.
+        decode: reads an answer, given its bytes and who sent it; raises ServiceError for one that
+            is not valid.
     """
 
     method: str
@@ -52,9 +56,14 @@ def parse(kind: type[M], data: bytes, target: str) -> M:
     """Return the message in `data`; raise ProtocolError if it is not of type `kind`."""
     try:
         return kind.FromString(data)
-    except (DecodeError, TypeError) as error:  # the latter for None: a peer that says OK and nothing else
+    except (
+        DecodeError,
+        TypeError,
+    ) as error:  # the latter for None: a peer that says OK and nothing else
         found = "no message" if data is None else f"{len(data)} malformed bytes ({error})"
-        raise ProtocolError(describe(target, kind.__name__, found, "a message of a datastore service")) from None
+        raise ProtocolError(
+            describe(target, kind.__name__, found, "a message of a datastore service")
+        ) from None
 
 
 class Requests:
@@ -67,8 +76,8 @@ class Requests:
     Attributes:
         info: as given.
         vocabulary_size: of its tokenizer.
-        selection: what every request selects. It names the datastores and the tokenizer, so that no other endpoint can
-            answer for others, or in ids that mean something else.
+        selection: what every request selects. It names the datastores and the tokenizer, so that no
+            other endpoint can answer for others, or in ids that mean something else.
     """
 
     def __init__(self, info: ServiceInfo, namespace: str) -> None:
@@ -102,7 +111,11 @@ class Requests:
         def decode(answer: bytes, target: str) -> int:
             response = parse(pb.CountResponse, answer, target)
             if len(response.counts) != len(asked.datastores):
-                raise ProtocolError(describe(target, "number of counts", len(response.counts), len(asked.datastores)))
+                raise ProtocolError(
+                    describe(
+                        target, "number of counts", len(response.counts), len(asked.datastores)
+                    )
+                )
             return sum(response.counts)
 
         return Request("Count", message.SerializeToString(), decode)
@@ -110,12 +123,14 @@ class Requests:
     def draft(
         self, tails: Sequence[Sequence[int]], limits: TreeLimits, datastore: str | None
     ) -> Request[list[list[TokenTree]]]:
-        """Ask for the draft tree of each context, whose ends are `tails`, in one datastore, or in each."""
+        """Ask for the draft tree of each context, whose ends are
+        `tails`, in one datastore, or in each.
+        """
         asked = self._selected(datastore)
         max_nodes, max_suffix, max_depth = limits
         message = pb.DraftRequest(
             selection=asked,
-            limits=pb.DraftLimits(max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth),
+            limits=pb.TreeLimits(max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth),
             contexts=[pb.Context(tokens=tokens) for tokens in tails],
         )
 
@@ -124,8 +139,12 @@ class Requests:
             step = len(asked.datastores)
             expected = len(tails) * step
             if len(response.trees) != expected:
-                raise ProtocolError(describe(target, "number of trees", len(response.trees), expected))
-            trees = [read_tree(tree, self.vocabulary_size, limits, target) for tree in response.trees]
+                raise ProtocolError(
+                    describe(target, "number of trees", len(response.trees), expected)
+                )
+            trees = [
+                read_tree(tree, self.vocabulary_size, limits, target) for tree in response.trees
+            ]
             return [trees[start : start + step] for start in range(0, len(trees), step)]
 
         return Request("Draft", message.SerializeToString(), decode)
@@ -139,15 +158,19 @@ class Requests:
         group: str,
         epoch: int,
     ) -> Request[tuple[AddedDocuments, int]]:
-        """Add documents to a live datastore; the answer has the number of a change with which they are visible, too.
+        """Add documents to a live datastore.
+
+        The answer has the number of a change with which they are visible, too.
 
         Raises:
             DocumentError: a document is not 1-D integers, or ids are invalid or not one for each.
-            TokenRangeError: a token is outside the vocabulary.
+            QueryError: a token is outside the vocabulary.
             UnknownDatastoreError: none is named, and there is not exactly one.
         """
         name = self.live_name(datastore)
-        known = new_ids(documents, ids)  # made here, so that none comes twice when the request is sent again
+        known = new_ids(
+            documents, ids
+        )  # made here, so that none comes twice when the request is sent again
         message = pb.AddRequest(
             datastore=name,
             tokenizer_fingerprint=self.selection.tokenizer_fingerprint,
@@ -163,22 +186,32 @@ class Requests:
             response = parse(pb.AddResponse, answer, target)
             added = set(response.added)
             if not added <= set(known):
-                raise ProtocolError(describe(target, "ids of documents", "others", "those that were sent"))
+                raise ProtocolError(
+                    describe(target, "ids of documents", "others", "those that were sent")
+                )
             return AddedDocuments(known, added), response.sequence
 
         return Request("Add", message.SerializeToString(), decode)
 
-    def delete(self, ids: Sequence[str], datastore: str | None, namespace: str | None) -> Request[tuple[int, int]]:
+    def delete(
+        self, ids: Sequence[str], datastore: str | None, namespace: str | None
+    ) -> Request[tuple[int, int]]:
         """Delete documents of a live datastore, likewise."""
         known = document_ids("delete", ids)
         message = pb.DeleteRequest(
-            datastore=self.live_name(datastore), ids=known, namespace=self._namespace("delete", namespace)
+            datastore=self.live_name(datastore),
+            ids=known,
+            namespace=self._namespace("delete", namespace),
         )
 
         def decode(answer: bytes, target: str) -> tuple[int, int]:
             response = parse(pb.DeleteResponse, answer, target)
             if response.deleted > len(known):
-                raise ProtocolError(describe(target, "number of documents", response.deleted, f"at most {len(known)}"))
+                raise ProtocolError(
+                    describe(
+                        target, "number of documents", response.deleted, f"at most {len(known)}"
+                    )
+                )
             return response.deleted, response.sequence
 
         return Request("Delete", message.SerializeToString(), decode)
@@ -200,7 +233,7 @@ class Requests:
         """Return the name of the live datastore to write to: `name`, or the only one that is asked.
 
         Raises:
-            LiveFormatError: none is named, and the only datastore that is asked is frozen.
+            DatastoreFormatError: none is named, and the only datastore that is asked is frozen.
             UnknownDatastoreError: none is named, and there are others than one.
         """
         asked = self.info.datastores
@@ -208,8 +241,13 @@ class Requests:
         if name is None and len(live) == 1:
             return live[0]
         if name is None and len(asked) == 1:
-            raise LiveFormatError(describe(self.info.target, f"datastore '{asked[0].name}'", "frozen", "a live one"))
+            raise DatastoreFormatError(
+                "live",
+                describe(self.info.target, f"datastore '{asked[0].name}'", "frozen", "a live one"),
+            )
         if not is_name(name):
             found = f"{len(live)} live ones asked" if name is None else ascii(name)
-            raise UnknownDatastoreError(describe("client", "datastore to write to", found, "the name of a live one"))
+            raise UnknownDatastoreError(
+                describe("client", "datastore to write to", found, "the name of a live one")
+            )
         return name

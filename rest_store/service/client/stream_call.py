@@ -12,16 +12,17 @@ from typing import Any
 
 import grpc
 
-from rest_store.errors import DeadlineError, RestStoreError, ServiceInternalError, ServiceUnavailableError
+from rest_store.errors import DeadlineError, RestStoreError, ServiceError, ServiceUnavailableError
 from rest_store.service.errors import error_of_call
 
 _Requests = queue.SimpleQueue[bytes | None]  # None ends the stream
 _Answers = queue.SimpleQueue[bytes | RestStoreError]  # an error comes last
-_MOST_WAITING = 4  # answers that nobody has taken; a service that sends more was not asked for them
+_MAX_WAITING = 4  # answers that nobody has taken; a service that sends more was not asked for them
 
 
 class StreamCall:
-    """One stream to the service at `target`, with a thread that learns when it ends. Not thread-safe.
+    """One stream to the service at `target`, with a thread that
+    learns when it ends. Not thread-safe.
 
     Args:
         channel: to the service.
@@ -30,15 +31,20 @@ class StreamCall:
         target: address of the service, for messages.
     """
 
-    def __init__(self, channel: grpc.Channel, method: str, metadata: Sequence[tuple[str, str]], target: str) -> None:
+    def __init__(
+        self, channel: grpc.Channel, method: str, metadata: Sequence[tuple[str, str]], target: str
+    ) -> None:
         self._requests: _Requests = queue.SimpleQueue()
         answers: _Answers = queue.SimpleQueue()
         self._answers = answers
         self._error: RestStoreError | None = None
 
         def deliver(answer: bytes) -> bytes | None:
-            """Hand over an answer. As a deserializer, it wakes the waiting thread from gRPC's own thread."""
-            if answers.qsize() >= _MOST_WAITING:
+            """Hand over an answer.
+
+            As a deserializer, it wakes the waiting thread from gRPC's own thread.
+            """
+            if answers.qsize() >= _MAX_WAITING:
                 return None  # which ends the call with an error
             answers.put(answer)
             return answer
@@ -46,7 +52,9 @@ class StreamCall:
         stream: Any = channel.stream_stream(method, None, deliver)
         call = stream(iter(self._requests.get, None), metadata=tuple(metadata))
         arguments = (call, self._requests, answers, target)
-        threading.Thread(target=_read, args=arguments, name="rest-store stream", daemon=True).start()
+        threading.Thread(
+            target=_read, args=arguments, name="rest-store stream", daemon=True
+        ).start()
         self._end = weakref.finalize(self, _end, call, self._requests, os.getpid())
 
     def send(self, message: bytes) -> None:
@@ -54,7 +62,10 @@ class StreamCall:
         self._requests.put(message)
 
     def receive(self, ends: float) -> bytes | None:
-        """Return the next answer, or None at `ends` (`time.monotonic`); raise the error of a stream that has ended."""
+        """Return the next answer, or None at `ends` (`time.monotonic`).
+
+        Raise the error of a stream that has ended.
+        """
         if self._error is not None:
             raise self._error
         if not ends and self._answers.empty():
@@ -84,12 +95,14 @@ def _read(call: Any, requests: _Requests, answers: _Answers, target: str) -> Non
         if isinstance(failure, DeadlineError):  # after which an answer might still come
             failure = ServiceUnavailableError(str(failure))
     except Exception as error:
-        failure = ServiceInternalError(f"{target}: the stream failed ({error!r})")
+        failure = ServiceError(f"{target}: the stream failed ({error!r})")
     answers.put(failure)
     requests.put(None)  # else gRPC's thread waits for one until the stream is closed
 
 
 def _end(call: Any, requests: _Requests, process: int) -> None:
-    if os.getpid() == process:  # else forked: to cancel the call would wait for gRPC's threads, which are not here
+    if (
+        os.getpid() == process
+    ):  # else forked: to cancel the call would wait for gRPC's threads, which are not here
         requests.put(None)
         call.cancel()

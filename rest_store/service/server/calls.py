@@ -21,8 +21,10 @@ from rest_store.service.tokens import ALL_ALLOWED, BearerTokens, Grant
 
 GRANT: ContextVar[Grant] = ContextVar("GRANT", default=ALL_ALLOWED)  # of the present call
 
-_LONGEST_MESSAGE = 1000  # characters of an error that travel; trailing metadata is limited to 8 KiB
-_MOST_HEALTH_CHECKS = 1024  # calls without a token; silent ones take about 20 KiB each
+_MAX_MESSAGE_LENGTH = (
+    1000  # characters of an error that travel; trailing metadata is limited to 8 KiB
+)
+_MAX_HEALTH_CHECKS = 1024  # calls without a token; silent ones take about 20 KiB each
 _HEALTH = "/grpc.health.v1.Health/"
 
 Context = Any  # grpc.aio.ServicerContext, which takes the types of its messages
@@ -52,7 +54,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         self.requests = Budget("requests in flight", limits.max_in_flight)
         self.streams = Budget("open streams", limits.max_streams)
         self.calls: set[asyncio.Task[Any]] = set()
-        self._health_checks = Budget("health checks", _MOST_HEALTH_CHECKS)
+        self._health_checks = Budget("health checks", _MAX_HEALTH_CHECKS)
         self._is_draining = False
 
     def drain(self) -> None:
@@ -60,9 +62,14 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         self._is_draining = True
 
     async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+        self,
+        continuation: Callable[[Any], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return the handler of a call, or one that refuses it; gRPC calls this in the task of the call."""
+        """Return the handler of a call, or one that refuses it.
+
+        GRPC calls this in the task of the call.
+        """
         method = handler_call_details.method
         handler = await continuation(handler_call_details)
         task = asyncio.current_task()
@@ -74,16 +81,24 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
                 if self._is_draining:
                     raise shutting_down()
                 GRANT.set(self._tokens.require(handler_call_details.invocation_metadata))
-                budget = self.streams if handler is not None and handler.response_streaming else self.requests
+                budget = (
+                    self.streams
+                    if handler is not None and handler.response_streaming
+                    else self.requests
+                )
                 self.calls.add(task)
                 task.add_done_callback(self.calls.discard)
             budget.take()
         except RestStoreError as error:
-            return grpc.stream_stream_rpc_method_handler(self._refusal(method.rpartition("/")[2], error))
+            return grpc.stream_stream_rpc_method_handler(
+                self._refusal(method.rpartition("/")[2], error)
+            )
         task.add_done_callback(lambda _: budget.give_back())
         return handler
 
-    def _refusal(self, name: str, error: RestStoreError) -> Callable[[Any, Context], Awaitable[None]]:
+    def _refusal(
+        self, name: str, error: RestStoreError
+    ) -> Callable[[Any, Context], Awaitable[None]]:
         async def refuse(_: Any, context: Context) -> None:
             await end_call(name, error, context, self._metrics)
 
@@ -94,15 +109,17 @@ async def end_call(name: str, error: Exception, context: Context, metrics: Metri
     """End a call of the method `name` with the status of `error`, count it, and log a defect."""
     status = status_of(error)
     message = str(error)
-    if len(message) > _LONGEST_MESSAGE:
-        message = message[:_LONGEST_MESSAGE] + "..."
+    if len(message) > _MAX_MESSAGE_LENGTH:
+        message = message[:_MAX_MESSAGE_LENGTH] + "..."
     if status.reason == "INTERNAL":
         _log.error("%s failed", name, exc_info=error)
         message = f"service failed internally ({type(error).__name__}); its log says more"
     metrics.ended(name, status.code)
     detail = AnyMessage()
     detail.Pack(error_details_pb2.ErrorInfo(reason=status.reason, domain=DOMAIN))
-    details = status_pb2.Status(code=code_pb2.Code.Value(status.code), message=message, details=[detail])
+    details = status_pb2.Status(
+        code=code_pb2.Code.Value(status.code), message=message, details=[detail]
+    )
     trailing = ((DETAILS_KEY, details.SerializeToString()),)
     await context.abort(getattr(grpc.StatusCode, status.code), message, trailing)
     raise AssertionError("abort raises")
@@ -110,7 +127,10 @@ async def end_call(name: str, error: Exception, context: Context, metrics: Metri
 
 @asynccontextmanager
 async def ending(name: str, context: Context, metrics: Metrics) -> AsyncIterator[None]:
-    """Within the block, answer a call of the method `name`; end it with the status of an error that is raised there."""
+    """Within the block, answer a call of the method `name`.
+
+    End it with the status of an error that is raised there.
+    """
     try:
         yield
     except asyncio.CancelledError:

@@ -15,8 +15,8 @@ from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.part import Part
 from rest_store.errors import (
     DatastoreClosedError,
+    DatastoreFormatError,
     DatastoreUnavailableError,
-    LiveFormatError,
     RestStoreError,
     ServeError,
     TokenizerMismatchError,
@@ -79,13 +79,18 @@ class HostedDatastore:
         )
         if isinstance(self.store, Datastore) and (part := self.store.part) is not None:
             build = self.store.manifest.digest
-            description.part.CopyFrom(pb.PartDescription(number=part.number, parts=part.parts, build=build))
+            description.part.CopyFrom(
+                pb.PartDescription(number=part.number, parts=part.parts, build=build)
+            )
         return description
 
 
 @contextmanager
 def reading(served: Iterable[HostedDatastore]) -> Iterator[None]:
-    """Run a block of queries; after it, raise DatastoreUnavailableError unless all of `served` are readable."""
+    """Run a block of queries.
+
+    After it, raise DatastoreUnavailableError unless all of `served` are readable.
+    """
     try:
         yield
     finally:
@@ -93,12 +98,20 @@ def reading(served: Iterable[HostedDatastore]) -> Iterator[None]:
 
 
 def require_readable(served: Iterable[HostedDatastore]) -> None:
-    """Raise DatastoreUnavailableError, which tells names and not paths, unless all of `served` are readable."""
+    """Raise DatastoreUnavailableError, which tells names and not
+    paths, unless all of `served` are readable.
+    """
     for datastore in served:
         if not datastore.is_readable:
             found = "a file was truncated, or its disk fails"
-            remedy = "restart the service, which sorts it anew" if datastore.store.is_live else "restore and reload it"
-            raise DatastoreUnavailableError(f"datastore {datastore.name!r} is unavailable: {found}; {remedy}")
+            remedy = (
+                "restart the service, which sorts it anew"
+                if datastore.store.is_live
+                else "restore and reload it"
+            )
+            raise DatastoreUnavailableError(
+                f"datastore {datastore.name!r} is unavailable: {found}; {remedy}"
+            )
 
 
 class Catalog:
@@ -106,13 +119,16 @@ class Catalog:
 
     Args:
         built: names and directories of built datastores, in the order in which they are served.
-        live: names and directories of live datastores, which come after these. This process writes them.
-        tokenizer: of live datastores that are created; None: that of the built datastores, if they share one.
+        live: names and directories of live datastores, which come after these. This process writes
+            them.
+        tokenizer: of live datastores that are created; None: that of the built datastores, if they
+            share one.
         part: which part of each built datastore is served, without live ones; None: all of it.
 
     Raises:
-        ServeError: no datastore, an invalid name, two with the same name, or a part of a live datastore.
-        PartError: a datastore has fewer shards than there are parts.
+        ServeError: no datastore, an invalid name, two with the same name, or a part of a live
+            datastore.
+        DatastoreFormatError: a datastore has fewer shards than there are parts.
         DatastoreError: a datastore cannot be opened.
 
     Thread-safe.
@@ -129,10 +145,14 @@ class Catalog:
         if part is not None and live:
             found = f"live datastore {live[0][0]!r}"
             raise ServeError(describe("service", found, "one to serve in parts", "a built one"))
-        self._served = {name: HostedDatastore(name, Datastore.open(path, part=part)) for name, path in built}
+        self._served = {
+            name: HostedDatastore(name, Datastore.open(path, part=part)) for name, path in built
+        }
         if tokenizer is None and len({datastore.fingerprint for datastore in self.served}) == 1:
             store = self.served[0].store
-            tokenizer = store.path if (store.path / TOKENIZER_FILE_NAME).is_file() else store.tokenizer
+            tokenizer = (
+                store.path if (store.path / TOKENIZER_FILE_NAME).is_file() else store.tokenizer
+            )
         try:
             for name, path in live:
                 self._served[name] = HostedDatastore(name, _live_datastore(path, tokenizer))
@@ -155,7 +175,7 @@ class Catalog:
         """Return the datastore of a name, or the only live or frozen one for an empty name.
 
         Raises:
-            LiveFormatError: it is frozen and not live, or live and not frozen.
+            DatastoreFormatError: it is frozen and not live, or live and not frozen.
             UnknownDatastoreError, TokenizerMismatchError: as `select`.
         """
         if not name:
@@ -164,25 +184,31 @@ class Catalog:
         served = self._named(name, fingerprint)
         if served.store.is_live != live:
             kinds = ("live", "a frozen one") if served.store.is_live else ("frozen", "a live one")
-            raise LiveFormatError(describe("request", f"datastore {name!r}", *kinds))
+            raise DatastoreFormatError("live", describe("request", f"datastore {name!r}", *kinds))
         return served
 
     def select(self, selection: pb.Selection, grant: Grant) -> tuple[HostedDatastore, ...]:
-        """Return the datastores that `selection` stands for, in the order of their answers; live ones as its namespace.
+        """Return the datastores that `selection` stands for, in the order of their answers.
+
+        Live ones as its namespace.
 
         Raises:
-            LimitError: more names than there are datastores.
+            ArgumentError: more names than there are datastores.
             UnknownDatastoreError: no datastore has one of the names.
             TokenizerMismatchError: they have another tokenizer than the client, or several.
             PermissionDeniedError: `grant` does not allow to read the namespace.
             DocumentError: that is not a name.
         """
         names, most = selection.datastores or [*self._served], len(self._served)
-        selected = [self._named(name, selection.tokenizer_fingerprint) for name in names[: most + 1]]
+        selected = [
+            self._named(name, selection.tokenizer_fingerprint) for name in names[: most + 1]
+        ]
         require_few("datastores named", len(names), most)
         if len({served.fingerprint for served in selected}) > 1:
             expected = "datastores of one: name these"
-            raise TokenizerMismatchError(describe("request", "selection", "of several tokenizers", expected))
+            raise TokenizerMismatchError(
+                describe("request", "selection", "of several tokenizers", expected)
+            )
         if any(served.store.is_live for served in selected):
             grant.require_namespace(selection.namespace)
         return tuple(served.of_namespace(selection.namespace) for served in selected)
@@ -191,16 +217,23 @@ class Catalog:
         served = self._served.get(name)
         if served is None:
             expected = "one of " + reprlib.repr(sorted(self._served))
-            raise UnknownDatastoreError(describe("request", "name of a datastore", reprlib.repr(name), expected))
+            raise UnknownDatastoreError(
+                describe("request", "name of a datastore", reprlib.repr(name), expected)
+            )
         if fingerprint not in ("", served.fingerprint):
             where, found = f"datastore {name!r}", reprlib.repr(fingerprint)
-            raise TokenizerMismatchError(describe(where, "the client's tokenizer", found, served.fingerprint))
+            raise TokenizerMismatchError(
+                describe(where, "the client's tokenizer", found, served.fingerprint)
+            )
         return served
 
     def reload(self) -> dict[str, str]:
-        """Open every built datastore again, and serve it from now on; return why each was refused, "" if it was not.
+        """Open every built datastore again, and serve it from now on.
 
-        Answers under way end with the datastore that they began with. The content is not read: `rest-store check` does.
+        Return why each was refused, "" if it was not.
+
+        Answers under way end with the datastore that they began with. The content is not read:
+        `rest-store check` does.
         """
         outcomes = {}
         for name, served in [*self._served.items()]:
@@ -219,7 +252,9 @@ def _live_datastore(path: Path, tokenizer: object) -> LiveDatastore:
     """Open a live datastore for writing, or create it with `tokenizer`."""
     from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a built one
 
-    path = path.absolute()  # which errors do not show; a short relative path may be part of other words
+    path = (
+        path.absolute()
+    )  # which errors do not show; a short relative path may be part of other words
     return LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
 
 
@@ -233,4 +268,6 @@ def _require_names(names: Sequence[str]) -> None:
             raise ServeError(describe("service", "name of a datastore", ascii(name), expected))
         if number > 1:
             found = f"{number} times {name!r}"
-            raise ServeError(describe("service", "name of a datastore", found, "distinct ones: give NAME=DIR"))
+            raise ServeError(
+                describe("service", "name of a datastore", found, "distinct ones: give NAME=DIR")
+            )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rest_store
-from rest_store.errors import PartError
+from rest_store.errors import DatastoreFormatError
 from rest_store.options import FILE, FloatRange
 from rest_store.service.address import Address
 from rest_store.service.server.limits import ServiceLimits
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MOST_FILES = 1 << 16
+_MAX_FILES = 1 << 16
 _LIMITS = {
     "max_contexts": "Most contexts of a request, times datastores; most documents of one.",
     "max_in_flight": "Most requests in flight.",
@@ -45,7 +45,9 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     for name, text in reversed(_LIMITS.items()):
         option, default = f"--{name.replace('_', '-')}", getattr(ServiceLimits, name)
         greatest = click.IntRange(1, 1 << (50 if name == "max_session_memory" else 30))
-        command = click.option(option, metavar="N", type=greatest, default=default, help=text)(command)
+        command = click.option(option, metavar="N", type=greatest, default=default, help=text)(
+            command
+        )
     return command
 
 
@@ -55,11 +57,16 @@ def _part(text: str) -> Part:
 
     try:
         return Part.parse(text)
-    except PartError as error:
+    except DatastoreFormatError as error:
         raise click.BadParameter(str(error)) from None
 
 
-@click.command(epilog="Example: rest-store serve python.ds --listen 127.0.0.1:50051 --listen unix:/run/rest-store.sock")
+@click.command(
+    epilog=(
+        "Example: rest-store serve python.ds --listen 127.0.0.1:50051 --listen"
+        " unix:/run/rest-store.sock"
+    )
+)
 @click.argument("datastores", nargs=-1, metavar="[NAME=]DIR...")
 @click.option(
     "--part",
@@ -72,7 +79,10 @@ def _part(text: str) -> Part:
     "--live",
     multiple=True,
     metavar="[NAME=]DIR",
-    help="A live datastore, which clients add to and this service writes; created if DIR is absent. Repeatable.",
+    help=(
+        "A live datastore, which clients add to and this service writes; created if DIR is absent."
+        " Repeatable."
+    ),
 )
 @click.option(
     "--live-tokenizer",
@@ -87,8 +97,15 @@ def _part(text: str) -> Part:
     metavar="ADDRESS",
     help="HOST:PORT (port 0: any free one) or unix:/path. Repeatable.",
 )
-@click.option("--tls-cert", metavar="FILE", type=FILE, help="PEM file of one's own certificate, with its chain.")
-@click.option("--tls-key", metavar="FILE", type=FILE, help="PEM file of the key of one's own certificate.")
+@click.option(
+    "--tls-cert",
+    metavar="FILE",
+    type=FILE,
+    help="PEM file of one's own certificate, with its chain.",
+)
+@click.option(
+    "--tls-key", metavar="FILE", type=FILE, help="PEM file of the key of one's own certificate."
+)
 @click.option(
     "--tls-client-ca",
     metavar="FILE",
@@ -99,19 +116,27 @@ def _part(text: str) -> Part:
     "--token-file",
     metavar="FILE",
     type=FILE,
-    help=f"File of bearer tokens, one a line: all are accepted, besides the one in {TOKEN_VARIABLE}.",
+    help=(
+        f"File of bearer tokens, one a line: all are accepted, besides the one in {TOKEN_VARIABLE}."
+    ),
 )
 @click.option(
-    "--insecure", is_flag=True, help="Allow public addresses without TLS or authentication, also for metrics."
+    "--insecure",
+    is_flag=True,
+    help="Allow public addresses without TLS or authentication, also for metrics.",
 )
-@click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP at this address.")
+@click.option(
+    "--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP at this address."
+)
 @click.option(
     "--workers",
     metavar="N",
     type=click.IntRange(1),
     default=1,
-    help="How many processes share the work: each with the addresses, these limits and metrics at a port of its own; "
-    "for frozen datastores.",
+    help=(
+        "How many processes share the work: each with the addresses, these limits and metrics at a"
+        " port of its own; for frozen datastores."
+    ),
 )
 @_limit_options
 @click.option(
@@ -132,29 +157,42 @@ def serve(
     workers: int,
     **options: Any,
 ) -> None:
-    """Serve drafts from datastores over gRPC: built ones, and live ones that grow with what clients add.
+    """Serve drafts from datastores over gRPC: built ones, and live
+    ones that grow with what clients add.
 
-    Clients select a datastore by the name of its directory, or by NAME. After SIGTERM the service ends once running
-    calls are done. SIGHUP makes it open datastores again.
+    Clients select a datastore by the name of its directory, or by NAME. After SIGTERM the service
+    ends once running calls are done. SIGHUP makes it open datastores again.
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it; nothing has been read yet
+    signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # until the service handles it; nothing has been read yet
     if not datastores and not live:
         raise click.UsageError("Missing argument '[NAME=]DIR...', or --live")
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
-        raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
+        raise click.UsageError(
+            "--tls-cert and --tls-key need each other, and --tls-client-ca needs both"
+        )
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("rest_store").setLevel(logging.INFO)
-    logging.getLogger("grpc").setLevel(logging.CRITICAL)  # malformed health checks of strangers; our defects we log
+    logging.getLogger("grpc").setLevel(
+        logging.CRITICAL
+    )  # malformed health checks of strangers; our defects we log
     _log.info("opening %s", ", ".join([*datastores, *(f"{text} (live)" for text in live)]))
     _allow_files()
     _spare_a_thread()
-    addresses, parent, announce = [Address.parse(text, "--listen") for text in listen], None, _announce
+    addresses, parent, announce = (
+        [Address.parse(text, "--listen") for text in listen],
+        None,
+        _announce,
+    )
     metrics_address = None if metrics is None else Address.parse(metrics, "--metrics")
     if workers > 1:
         if live or any(address.path is not None for address in addresses):
             raise click.UsageError("--workers needs frozen datastores, and HOST:PORT to listen on")
         addresses, parent = [address.require_free() for address in addresses], os.getpid()
-        number, announce = fork_workers(workers, partial(_announce, [address.text for address in addresses]))
+        number, announce = fork_workers(
+            workers, partial(_announce, [address.text for address in addresses])
+        )
         if metrics_address is not None and metrics_address.port:
             metrics_address = metrics_address.with_port(metrics_address.port + number)
     from rest_store.service.server.server import ServeOptions
@@ -179,9 +217,11 @@ def serve(
 
 
 def _allow_files() -> None:
-    """Raise the limit of open files as far as the system allows, so that connections cannot use up all."""
+    """Raise the limit of open files as far as the system allows, so
+    that connections cannot use up all.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
@@ -196,12 +236,15 @@ def _run(options: ServeOptions, announce: Callable[..., None]) -> None:
 
 
 def _spare_a_thread() -> None:
-    """Let gRPC wait for messages in the thread that hands them on, as it once did: it saves a fifth of a call.
+    """Let gRPC wait for messages in the thread that hands them on,
+    as it once did: it saves a fifth of a call.
 
     gRPC reads the variable as it is imported, so this comes before.
     """
     with suppress(PackageNotFoundError):
-        if (1, 80) <= tuple(map(int, version("grpcio").split(".")[:2])) < (1, 83):  # others may not know the name
+        if (
+            (1, 80) <= tuple(map(int, version("grpcio").split(".")[:2])) < (1, 83)
+        ):  # others may not know the name
             os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_poller_for_python")
 
 
@@ -214,7 +257,10 @@ def _announce(addresses: list[str], *metrics: str) -> None:
 
 
 def _name_and_directory(text: str) -> tuple[str, Path]:
-    """Return name and directory of `DIR` or `NAME=DIR`; a directory with `=` in its name is written `./DIR`."""
+    """Return name and directory of `DIR` or `NAME=DIR`.
+
+    A directory with `=` in its name is written `./DIR`.
+    """
     name, equals, directory = text.partition("=")
     if equals and os.sep not in name:
         return name, Path(directory)

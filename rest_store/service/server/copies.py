@@ -20,7 +20,8 @@ _PIECE_BYTES = 1 << 20
 
 
 class Copies:
-    """Sends the files of the datastores of `catalog` as they were opened. For use within one event loop.
+    """Sends the files of the datastores of `catalog` as they were
+    opened. For use within one event loop.
 
     It keeps one piece of each file that is sent, and reads the next one when that has gone.
     """
@@ -33,7 +34,9 @@ class Copies:
         """Answer a FetchRequest; raises an error of the table in service/errors.py."""
         request = parse(pb.FetchRequest, data)
         served = self._catalog.one(request.datastore, live=False)
-        content = await self._executor.run(partial(_content, served, request.file, request.build), small=False)
+        content = await self._executor.run(
+            partial(_content, served, request.file, request.build), small=False
+        )
         offset, size = request.offset, len(content)
         if offset > size:
             raise FetchError(describe("request", "offset", offset, f"at most {size}"))
@@ -46,13 +49,21 @@ class Copies:
 
 
 def _content(served: HostedDatastore, name: str, build: str) -> memoryview:
-    """Return a file, mapped where it is large; raise FetchError if there is none, or it is of another build."""
+    """Return a file, mapped where it is large.
+
+    Raise FetchError if there is none, or it is of another build.
+    """
     store = served.store
     assert isinstance(store, Datastore)
     manifest, where = store.manifest, f"datastore {served.name!r}"
     if build not in ("", manifest.digest):
         raise FetchError(
-            describe("service", f"build of {where}", manifest.digest, f"{build[:80]}, which it had before")
+            describe(
+                "service",
+                f"build of {where}",
+                manifest.digest,
+                f"{build[:80]}, which it had before",
+            )
         )
     if name in ("", FILE_NAME):
         return memoryview(manifest.to_json().encode())
@@ -61,11 +72,15 @@ def _content(served: HostedDatastore, name: str, build: str) -> memoryview:
             with regular_file(store.path / name) as opened:
                 return memoryview(opened.read())
         except OSError as error:
-            raise FetchError(f"service: {name} of {where} cannot be read ({error.strerror})") from None
+            raise FetchError(
+                f"service: {name} of {where} cannot be read ({error.strerror})"
+            ) from None
     for file in store.files:
         if file.path.name == name:
             return memoryview(file.raw.data)
-    raise FetchError(describe("service", f"file {name[:80]!r} of {where}", "absent", "one of its manifest"))
+    raise FetchError(
+        describe("service", f"file {name[:80]!r} of {where}", "absent", "one of its manifest")
+    )
 
 
 def _message(served: HostedDatastore, piece: memoryview) -> bytes:

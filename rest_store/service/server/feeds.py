@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
 
 _QUIET_SECONDS = 5.0  # after which a message has no changes
-_PAUSE_SECONDS = 0.01  # between messages to those who have everything: the changes of a burst go together
+_PAUSE_SECONDS = (
+    0.01  # between messages to those who have everything: the changes of a burst go together
+)
 
 
 class _Progress(NamedTuple):
-    """How far a follower is: the newest change that it has, and of which datastore, with the namespaces it reads."""
+    """How far a follower is: the newest change that it has, and of
+    which datastore, with the namespaces it reads.
+    """
 
     after: int
     datastore_id: str
@@ -37,7 +41,8 @@ class _Progress(NamedTuple):
 class Feeds:
     """Sends the changes of the live datastores of `catalog`. For use within one event loop.
 
-    Whoever is behind is sent what is stored, one message after the other, each read when the one before has gone.
+    Whoever is behind is sent what is stored, one message after the other, each read when the one
+    before has gone.
     """
 
     def __init__(self, catalog: Catalog, executor: Executor) -> None:
@@ -47,7 +52,10 @@ class Feeds:
         self._is_draining = False
 
     async def follow(self, data: bytes, grant: Grant) -> AsyncIterator[bytes]:
-        """Answer a FollowRequest, without an end; raises an error of the table in service/errors.py."""
+        """Answer a FollowRequest, without an end.
+
+        Raises an error of the table in service/errors.py.
+        """
         request = parse(pb.FollowRequest, data)
         served = self._catalog.one(request.datastore, request.tokenizer_fingerprint, live=True)
         if served.name not in self._feeds:
@@ -76,7 +84,10 @@ class Feeds:
 
 
 class _Feed:
-    """The changes of one live datastore, read once for all followers equally far; one thread waits for them."""
+    """The changes of one live datastore, read once for all followers equally far.
+
+    One thread waits for them.
+    """
 
     def __init__(self, live: LiveDatastore, executor: Executor) -> None:
         self.thread = ThreadPoolExecutor(1, "changes")
@@ -87,7 +98,9 @@ class _Feed:
         self._reading: dict[_Progress, asyncio.Future[tuple[bytes, _Progress, bool]]] = {}
 
     async def read(self, progress: _Progress) -> tuple[bytes, _Progress, bool]:
-        """Return the next message to a follower, where it is then, and whether that is all there is."""
+        """Return the next message to a follower, where it is then,
+        and whether that is all there is.
+        """
         reading = self._reading.get(progress)
         if reading is None:
             work = self._executor.run(partial(_message, self._live, progress), small=False)
@@ -112,7 +125,9 @@ class _Feed:
 
 
 def _message(live: LiveDatastore, progress: _Progress) -> tuple[bytes, _Progress, bool]:
-    view = ""  # what followers see of a datastore whose other namespaces they may not read, they see under another id
+    # What followers see of a datastore whose other namespaces they may not read, they see under
+    # another id.
+    view = ""
     if progress.namespaces is not None:
         view = hashlib.sha256("\0".join(sorted(progress.namespaces)).encode()).hexdigest()[:16]
     datastore_id, _, seen = progress.datastore_id.partition(":")

@@ -18,7 +18,8 @@ _log = logging.getLogger(__name__)
 
 
 class HttpServer(ThreadingHTTPServer):
-    """Answers GET of `/metrics`, `/healthz` and `/readyz`, in threads of its own, from when it is made until `stop`.
+    """Answers GET of `/metrics`, `/healthz` and `/readyz`, in
+    threads of its own, from when it is made until `stop`.
 
     `/healthz` is 200 as long as the process answers, `/readyz` only while `is_ready` returns True.
 
@@ -26,16 +27,23 @@ class HttpServer(ThreadingHTTPServer):
         ServeError: the address cannot be bound.
     """
 
-    def __init__(self, address: Address, registry: CollectorRegistry, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, address: Address, registry: CollectorRegistry, is_ready: Callable[[], bool]
+    ) -> None:
         if address.host is None or address.port is None:
             raise ServeError(describe("service", "--metrics", address.text, "HOST:PORT"))
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.registry, self.is_ready = registry, is_ready
         try:
             super().__init__((address.host, address.port), _Handler)
-        except (OSError, OverflowError) as error:  # the latter for a port above 65,535, as a worker's may be
+        except (
+            OSError,
+            OverflowError,
+        ) as error:  # the latter for a port above 65,535, as a worker's may be
             reason = getattr(error, "strerror", None) or error
-            raise ServeError(f"service: address {address.text} of metrics cannot be bound ({reason})") from None
+            raise ServeError(
+                f"service: address {address.text} of metrics cannot be bound ({reason})"
+            ) from None
         self.url = f"http://{address.with_port(self.server_port).text}/metrics"
         threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
 

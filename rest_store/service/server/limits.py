@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from rest_store.errors import OverloadedError
 
-# Of the largest request: for each context 64 tokens of at most 5 bytes, and as much again; and names.
+# Of the largest request: for each context 64 tokens of at most 5 bytes, and as much again; and
+# names.
 _CONTEXT_BYTES, _OTHER_BYTES = 512, 64 << 10
 _TOKEN_BYTES = 4  # of the text of a session
 _WAITING = 4  # requests that wait to be read, for each that may be in flight
@@ -24,7 +25,8 @@ class ServiceLimits:
         max_connections: most connections of each address; further ones are closed.
         max_session_tokens: most tokens of the text of one session.
         max_session_memory: most bytes of all sessions together.
-        max_message_bytes: largest answer, and largest request that adds or deletes documents; others are smaller.
+        max_message_bytes: largest answer, and largest request that adds or deletes documents;
+            others are smaller.
     """
 
     max_contexts: int = 1024
@@ -37,7 +39,9 @@ class ServiceLimits:
 
     @property
     def max_request_bytes(self) -> int:
-        """Largest request: the size of `max_contexts` contexts, so that reading any message costs little."""
+        """Largest request: the size of `max_contexts` contexts, so
+        that reading any message costs little.
+        """
         return min(self.max_message_bytes, _OTHER_BYTES + _CONTEXT_BYTES * self.max_contexts)
 
     @property
@@ -53,12 +57,19 @@ class ServiceLimits:
             # gRPC refuses larger messages unread; those between the two limits get our own error.
             ("grpc.max_receive_message_length", largest + (4 << 20)),
             ("grpc.max_send_message_length", -1),
-            ("grpc.max_concurrent_streams", self.max_in_flight + self.max_streams),  # of one connection
-            # gRPC itself drops requests that come faster than the event loop can even refuse them: from half the limit
-            # on some, more the longer the queue is. Their clients see CANCELLED.
+            (
+                "grpc.max_concurrent_streams",
+                self.max_in_flight + self.max_streams,
+            ),  # of one connection
+            # gRPC itself drops requests that come faster than the event loop can even refuse them:
+            # from half the limit on some, more the longer the queue is. Their clients see
+            # CANCELLED.
             ("grpc.server.max_pending_requests", waiting // 2),
             ("grpc.server.max_pending_requests_hard_limit", waiting),
-            ("grpc.server_max_unrequested_time_in_server", 3600),  # deadlines end what waits too long
+            (
+                "grpc.server_max_unrequested_time_in_server",
+                3600,
+            ),  # deadlines end what waits too long
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
             ("grpc.max_allowed_incoming_connections", self.max_connections),
@@ -89,9 +100,14 @@ class Budget:
         self.used = 0
 
     def take(self, amount: int = 1) -> None:
-        """Use so much more until `give_back`; raise OverloadedError if that is more than there is."""
+        """Use so much more until `give_back`.
+
+        Raise OverloadedError if that is more than there is.
+        """
         if self.used + amount > self._limit:
-            raise OverloadedError(f"service is overloaded: it has {self._limit} {self._what}; try again later")
+            raise OverloadedError(
+                f"service is overloaded: it has {self._limit} {self._what}; try again later"
+            )
         self.used += amount
 
     def give_back(self, amount: int = 1) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -40,7 +47,9 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        Gauge("rest_store_build_info", "Version; always 1.", ["version"], registry=registry).labels(version).set(1)
+        Gauge("rest_store_build_info", "Version; always 1.", ["version"], registry=registry).labels(
+            version
+        ).set(1)
         self._requests = requests = Counter(
             "rest_store_requests",
             "Requests (of sessions: messages), by gRPC status.",
@@ -55,15 +64,29 @@ class Metrics:
             registry=registry,
         )
         trees = Counter("rest_store_trees", "Draft trees.", ["method"], registry=registry)
-        nodes = Counter("rest_store_nodes", "Nodes of all draft trees.", ["method"], registry=registry)
-        self._answered = {method: (requests.labels(method, "OK"), seconds.labels(method)) for method in methods}
-        self._trees = {method: (trees.labels(method), nodes.labels(method)) for method in ("Draft", "DraftSession")}
-        self._steps = Counter(
-            "rest_store_session_steps", "Forward passes of models that sessions were told of.", registry=registry
+        nodes = Counter(
+            "rest_store_nodes", "Nodes of all draft trees.", ["method"], registry=registry
         )
-        self._tokens = Counter("rest_store_session_tokens", "Tokens that these produced.", registry=registry)
+        self._answered = {
+            method: (requests.labels(method, "OK"), seconds.labels(method)) for method in methods
+        }
+        self._trees = {
+            method: (trees.labels(method), nodes.labels(method))
+            for method in ("Draft", "DraftSession")
+        }
+        self._steps = Counter(
+            "rest_store_session_steps",
+            "Forward passes of models that sessions were told of.",
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "rest_store_session_tokens", "Tokens that these produced.", registry=registry
+        )
         self.reloads = Counter(
-            "rest_store_reloads", "Reloads of a datastore, by outcome.", ["outcome"], registry=registry
+            "rest_store_reloads",
+            "Reloads of a datastore, by outcome.",
+            ["outcome"],
+            registry=registry,
         )
 
     def answered(self, method: str, seconds: float) -> None:
@@ -73,7 +96,10 @@ class Metrics:
         histogram.observe(seconds)
 
     def ended(self, method: str, code: str) -> None:
-        """Count a request that ended with the gRPC status `code`; those of other services are not counted."""
+        """Count a request that ended with the gRPC status `code`.
+
+        Those of other services are not counted.
+        """
         if method in self._answered:
             self._requests.labels(method, code).inc()
 
@@ -84,12 +110,18 @@ class Metrics:
         of_nodes.inc(nodes)
 
     def count_step(self, tokens: int) -> None:
-        """Count a forward pass of a model that a session was told of, and the tokens that it produced."""
+        """Count a forward pass of a model that a session was told
+        of, and the tokens that it produced.
+        """
         self._steps.inc()
         self._tokens.inc(tokens)
 
-    def show(self, served: Callable[[], Iterable[HostedDatastore]], **work: Callable[[], float]) -> None:
-        """Publish what these return when they are asked, in another thread: datastores, and a value of each gauge."""
+    def show(
+        self, served: Callable[[], Iterable[HostedDatastore]], **work: Callable[[], float]
+    ) -> None:
+        """Publish what these return when they are asked, in another
+        thread: datastores, and a value of each gauge.
+        """
         for name, meaning in _WORK.items():
             Gauge(f"rest_store_{name}", meaning, registry=self.registry).set_function(work[name])
         self.registry.register(_DatastoreCollector(served))

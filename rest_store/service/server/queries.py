@@ -1,4 +1,6 @@
-"""Answers to `Draft`, `Count` and `Describe`, from the bytes of a request to those of its response."""
+"""Answers to `Draft`, `Count` and `Describe`, from the
+bytes of a request to those of its response.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from functools import partial
 
 from rest_store.datastore.kernel import MAX_SEQUENCE
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import limits as tree_limits
+from rest_store.datastore.validation import check_tree_limits as tree_limits
 from rest_store.service.server.catalog import Catalog, HostedDatastore, reading
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import ServiceLimits
@@ -23,12 +25,17 @@ _NODE_BYTES = 20  # of a node of the message Tree
 class Queries:
     """Answers queries from the datastores of `catalog`. For use within one event loop.
 
-    Each method takes the bytes of a request and what its call is allowed, returns the bytes of the response, and raises
-    an error of the table in service/errors.py.
+    Each method takes the bytes of a request and what its call is allowed, returns the bytes of the
+    response, and raises an error of the table in service/errors.py.
     """
 
     def __init__(
-        self, catalog: Catalog, limits: ServiceLimits, metrics: Metrics, executor: Executor, version: str
+        self,
+        catalog: Catalog,
+        limits: ServiceLimits,
+        metrics: Metrics,
+        executor: Executor,
+        version: str,
     ) -> None:
         self._catalog = catalog
         self._limits = limits
@@ -45,7 +52,9 @@ class Queries:
         max_nodes, max_suffix, _ = limits
         trees = len(request.contexts) * len(served)
         require_few("contexts, times datastores,", trees, self._limits.max_contexts)
-        require_few("nodes of all trees", trees * max_nodes, self._limits.max_message_bytes // _NODE_BYTES)
+        require_few(
+            "nodes of all trees", trees * max_nodes, self._limits.max_message_bytes // _NODE_BYTES
+        )
         contexts = [context.tokens[-max_suffix:] for context in request.contexts]
         del request  # frees the memory of a message while its work waits
         small = trees * max_nodes <= _SMALL_NODES
@@ -77,7 +86,10 @@ class Queries:
             version=self._version,
             datastores=[served.describe() for served in self._catalog.served],
             limits=pb.ServiceLimits(
-                **{name: getattr(self._limits, name) for name in pb.ServiceLimits.DESCRIPTOR.fields_by_name}
+                **{
+                    name: getattr(self._limits, name)
+                    for name in pb.ServiceLimits.DESCRIPTOR.fields_by_name
+                }
             ),
         ).SerializeToString()
 

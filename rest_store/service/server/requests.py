@@ -1,6 +1,7 @@
 """Validation of requests, before any work is done for them.
 
-First come the limits: a parsed message tells the number of its parts before anything is built from them.
+First come the limits: a parsed message tells the number of its parts before anything is built from
+them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from google.protobuf.message import DecodeError, Message
 
 from rest_store.datastore.kernel import MAX_NODES
 from rest_store.errors import (
+    ArgumentError,
     ContextTypeError,
     DocumentError,
-    EmptyContextError,
-    LimitError,
     MessageSizeError,
-    TokenRangeError,
+    QueryError,
     describe,
 )
 from rest_store.v1 import datastore_pb2 as pb
@@ -28,8 +28,8 @@ from rest_store.v1 import datastore_pb2 as pb
 M = TypeVar("M", bound=Message)
 Tokens = npt.NDArray[np.int32]
 
-_MOST_ACCEPTED = 1024  # in one message of a session
-_MOST_TOP_K = 64  # tokens of a row
+_MAX_ACCEPTED = 1024  # in one message of a session
+_MAX_TOP_K = 64  # tokens of a row
 
 
 class Accepted(NamedTuple):
@@ -52,13 +52,15 @@ def parse(kind: type[M], data: bytes) -> M:
         return kind.FromString(data)
     except DecodeError:
         found = f"{len(data)} malformed bytes"
-        raise ContextTypeError(describe("request", "message", found, f"a {kind.DESCRIPTOR.name}")) from None
+        raise ContextTypeError(
+            describe("request", "message", found, f"a {kind.DESCRIPTOR.name}")
+        ) from None
 
 
 def require_few(what: str, number: int, most: int) -> None:
-    """Raise LimitError if a request has more than `most` of something."""
+    """Raise ArgumentError if a request has more than `most` of something."""
     if number > most:
-        raise LimitError(describe("request", f"number of {what}", number, f"at most {most}"))
+        raise ArgumentError(describe("request", f"number of {what}", number, f"at most {most}"))
 
 
 def document_of(message: pb.Document, number: int) -> Tokens:
@@ -70,15 +72,19 @@ def document_of(message: pb.Document, number: int) -> Tokens:
 
 
 def require_token(token: int, vocabulary_size: int, what: str) -> None:
-    """Raise TokenRangeError if a token of a session is outside the vocabulary."""
+    """Raise QueryError if a token of a session is outside the vocabulary."""
     if not 0 <= token < vocabulary_size:
-        raise TokenRangeError(describe("session", f"token id in {what}", token, f"0..{vocabulary_size - 1}"))
+        raise QueryError(
+            describe("session", f"token id in {what}", token, f"0..{vocabulary_size - 1}")
+        )
 
 
 def text_of(data: bytes, vocabulary_size: int) -> Tokens:
-    """Return the text of an opening; raise ContextTypeError or TokenRangeError if it is none."""
+    """Return the text of an opening; raise ContextTypeError or QueryError if it is none."""
     if len(data) % 4:
-        raise ContextTypeError(describe("session", "text", f"{len(data)} bytes", "tokens of 4 bytes each"))
+        raise ContextTypeError(
+            describe("session", "text", f"{len(data)} bytes", "tokens of 4 bytes each")
+        )
     tokens = np.frombuffer(data, np.int32)
     for extreme in (tokens.min(initial=0), tokens.max(initial=0)):
         require_token(int(extreme), vocabulary_size, "text")
@@ -86,36 +92,46 @@ def text_of(data: bytes, vocabulary_size: int) -> Tokens:
 
 
 def top_k_of(message: pb.TopK, what: str) -> Tokens:
-    """Return most likely tokens as int32[rows, k]; -1 ends a row, and so does one outside the vocabulary.
+    """Return most likely tokens as int32[rows, k].
 
-    Raises LimitError for k out of range, ContextTypeError for what is not whole rows.
+    -1 ends a row, and so does one outside the vocabulary.
+
+    Raises ArgumentError for k out of range, ContextTypeError for what is not whole rows.
     """
     k, size = message.k, len(message.tokens)
-    if not 1 <= k <= _MOST_TOP_K:
-        raise LimitError(describe("session", f"k of {what}", k, f"1..{_MOST_TOP_K}"))
+    if not 1 <= k <= _MAX_TOP_K:
+        raise ArgumentError(describe("session", f"k of {what}", k, f"1..{_MAX_TOP_K}"))
     if size % (4 * k):
         raise ContextTypeError(describe("session", what, f"{size} bytes", f"rows of {4 * k} bytes"))
     return np.frombuffer(message.tokens, np.int32).reshape(-1, k)
 
 
 def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[Accepted]:
-    """Return the accepted tokens of a message; raise a QueryError for too many or none, or as `top_k_of`."""
-    require_few("accepted", len(messages), _MOST_ACCEPTED)
+    """Return the accepted tokens of a message.
+
+    Raise a QueryError for too many or none, or as `top_k_of`.
+    """
+    require_few("accepted", len(messages), _MAX_ACCEPTED)
     accepted = []
     for message in messages:
         if not message.tokens:
-            raise EmptyContextError(describe("request", "accepted", "empty", "at least one token"))
+            raise QueryError(describe("request", "accepted", "empty", "at least one token"))
         require_token(max(message.tokens), vocabulary_size, "accepted")
         tokens = np.fromiter(message.tokens, np.int32, len(message.tokens))
         top_k = top_k_of(message.top_k, "top_k") if message.HasField("top_k") else None
-        node_top_k = top_k_of(message.node_top_k, "node_top_k") if message.HasField("node_top_k") else None
+        node_top_k = (
+            top_k_of(message.node_top_k, "node_top_k") if message.HasField("node_top_k") else None
+        )
         accepted.append(Accepted(tokens, top_k, node_top_k))
     return accepted
 
 
 def step_costs(values: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Return the costs of steps, float64[n + 1]; raise LimitError unless they are positive finite numbers."""
+    """Return the costs of steps, float64[n + 1].
+
+    Raise ArgumentError unless they are positive finite numbers.
+    """
     require_few("costs", len(values), 1 + MAX_NODES)
     if not all(0 < value < math.inf for value in values):
-        raise LimitError(describe("session", "costs", "other numbers", "positive finite ones"))
+        raise ArgumentError(describe("session", "costs", "other numbers", "positive finite ones"))
     return np.array(values, np.float64)

@@ -1,6 +1,7 @@
 """One draft session that a service runs for a client.
 
-It reserves the most memory that its text can take before anything is made of a message, and more as it grows.
+It reserves the most memory that its text can take before anything is made of a message, and more as
+it grows.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rest_store.datastore.kernel import MAX_NODES, native_kernel
-from rest_store.datastore.validation import limit
+from rest_store.datastore.validation import check_int
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session
-from rest_store.drafting.limits import DraftLimits
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.errors import LimitError, describe
+from rest_store.errors import ArgumentError, describe
 from rest_store.service.server.catalog import HostedDatastore, reading, require_readable
 from rest_store.service.server.limits import Budget, ServiceLimits
 from rest_store.service.server.requests import Accepted, accepted_of, step_costs, text_of
@@ -41,7 +42,7 @@ class SessionStep(NamedTuple):
     """
 
     accepted: Sequence[Accepted]
-    limits: DraftLimits | None
+    limits: DraftOptions | None
     is_small: bool
 
 
@@ -53,7 +54,7 @@ class ServedSession:
         opens_at_once: whether `open` takes less than about a millisecond.
 
     Raises:
-        LimitError: the text is too long.
+        ArgumentError: the text is too long.
         OverloadedError: there is no memory for it.
     """
 
@@ -83,24 +84,34 @@ class ServedSession:
         self.opens_at_once = self._length <= _SMALL_TOKENS
 
     def _grow(self, tokens: int, nodes: int) -> None:
-        """Reserve memory for so many more tokens of text, and for trees of so many nodes; raise as the constructor."""
+        """Reserve memory for so many more tokens of text, and for trees of so many nodes.
+
+        Raise as the constructor.
+        """
         length = self._length + tokens
         if length > self._max_tokens:
-            raise LimitError(describe("session", "number of tokens", length, f"at most {self._max_tokens}"))
+            raise ArgumentError(
+                describe("session", "number of tokens", length, f"at most {self._max_tokens}")
+            )
         if length > self._tokens_reserved or nodes > self._nodes_reserved:
-            reserved = self._tokens_reserved if length <= self._tokens_reserved else length + _TOKENS_AHEAD
-            most_nodes = max(self._nodes_reserved, nodes)
-            memory = _FIXED_MEMORY + reserved * self._token_memory + most_nodes * self._node_memory
+            reserved = (
+                self._tokens_reserved if length <= self._tokens_reserved else length + _TOKENS_AHEAD
+            )
+            max_nodes = max(self._nodes_reserved, nodes)
+            memory = _FIXED_MEMORY + reserved * self._token_memory + max_nodes * self._node_memory
             self._budget.take(memory - self.memory)
-            self.memory, self._tokens_reserved, self._nodes_reserved = memory, reserved, most_nodes
+            self.memory, self._tokens_reserved, self._nodes_reserved = memory, reserved, max_nodes
         self._length = length
 
     def step(self, request: pb.DraftSessionRequest) -> SessionStep:
-        """Return the work of a message; raise an error of the table in service/errors.py for one that is malformed."""
+        """Return the work of a message.
+
+        Raise an error of the table in service/errors.py for one that is malformed.
+        """
         limits, draft = None, request.draft
         if request.HasField("draft"):
-            max_nodes = limit("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
-            limits = DraftLimits(max_nodes, step_costs(draft.costs), draft.chain)
+            max_nodes = check_int("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
+            limits = DraftOptions(max_nodes, step_costs(draft.costs), draft.chain)
         accepted = accepted_of(request.accepted, self._vocabulary_size) if request.accepted else ()
         tokens = sum(len(one.tokens) for one in accepted)
         nodes = 0 if limits is None else limits.max_nodes
@@ -108,7 +119,9 @@ class ServedSession:
         return SessionStep(accepted, limits, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
 
     def run(self, step: SessionStep) -> bytes | None:
-        """Append what the model produced, and return a draft as packed nodes, if one is asked for; in any thread.
+        """Append what the model produced, and return a draft as packed nodes, if one is asked for.
+
+        In any thread.
 
         Raises as `step`; and DatastoreUnavailableError if a datastore cannot be read.
         """
@@ -122,12 +135,18 @@ class ServedSession:
         return nodes
 
     def follow_changes(self) -> None:
-        """Release shards that live datastores have replaced, with their files and memory; not during a step."""
+        """Release shards that live datastores have replaced, with their files and memory.
+
+        Not during a step.
+        """
         if self._native is not None:
             follow_changes(self._native, self._datastores)
 
     def open(self) -> None:
-        """Take in the text of the opening, before the first step; in any thread. Raises as `run`."""
+        """Take in the text of the opening, before the first step; in any thread.
+
+        Raises as `run`.
+        """
         opening = self._opening
         references = [text_of(reference, self._vocabulary_size) for reference in opening.references]
         text = text_of(opening.tokens, self._vocabulary_size)
@@ -137,7 +156,9 @@ class ServedSession:
         if self._recycled is not None:
             sources.append(self._recycled)
         with reading(self._served):
-            native, datastores = kernel_session(Calibration.default(), sources, learn=not opening.fixed_calibration)
+            native, datastores = kernel_session(
+                Calibration.default(), sources, learn=not opening.fixed_calibration
+            )
             native.limit_tokens(self._vocabulary_size)
             for reference in references:
                 native.add_reference(reference)

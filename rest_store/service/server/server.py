@@ -40,7 +40,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How a service runs: its datastores by name, and the options of `rest-store serve`, whose help explains them."""
+    """How a service runs: its datastores by name, and the options
+    of `rest-store serve`, whose help explains them.
+    """
 
     datastores: Sequence[tuple[str, Path]]
     addresses: Sequence[Address] = (Address("127.0.0.1:50051", host="127.0.0.1", port=50051),)
@@ -80,24 +82,34 @@ class Server:
         tokens = BearerTokens(options.token_file, options.token)
         self._credentials = _credentials(options)
         _require_secure(options, bool(tokens))
-        self._catalog = Catalog(options.datastores, options.live, options.live_tokenizer, options.part)
+        self._catalog = Catalog(
+            options.datastores, options.live, options.live_tokenizer, options.part
+        )
         self.metrics = Metrics(METHODS, version)
         self._http: HttpServer | None = None
         self._is_ready = False
         self._executor = executor = Executor()
         self._streams = SessionStreams(self._catalog, limits, self.metrics, executor)
         self._admission = Admission(tokens, limits, self.metrics)
-        ports = [("grpc.so_reuseport", int(options.parent is not None))]  # else a second service there is a mistake
-        self._server = grpc.aio.server(interceptors=[self._admission], options=[*limits.channel_options(), *ports])
+        ports = [
+            ("grpc.so_reuseport", int(options.parent is not None))
+        ]  # else a second service there is a mistake
+        self._server = grpc.aio.server(
+            interceptors=[self._admission], options=[*limits.channel_options(), *ports]
+        )
         queries = Queries(self._catalog, limits, self.metrics, executor, version)
         self._writes = Writes(self._catalog, limits)
         self._feeds = Feeds(self._catalog, executor)
         copies = Copies(self._catalog, executor)
-        service = datastore_service(queries, self._writes, self._streams, self._feeds, copies, limits, self.metrics)
+        service = datastore_service(
+            queries, self._writes, self._streams, self._feeds, copies, limits, self.metrics
+        )
         self._server.add_generic_rpc_handlers((service,))
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, _HEALTH, reflection.SERVICE_NAME), self._server)
+        reflection.enable_server_reflection(
+            (SERVICE, _HEALTH, reflection.SERVICE_NAME), self._server
+        )
 
     async def start(self) -> list[str]:
         """Listen and answer; return the addresses as they were bound."""
@@ -107,7 +119,11 @@ class Server:
         await self._update_health()
         await self._server.start()
         self._watching = asyncio.create_task(self._watch())
-        _log.info("serving %s at %s", ", ".join(one.name for one in self._catalog.served), ", ".join(bound))
+        _log.info(
+            "serving %s at %s",
+            ", ".join(one.name for one in self._catalog.served),
+            ", ".join(bound),
+        )
         return bound
 
     def _bind(self, address: Address) -> str:
@@ -165,8 +181,14 @@ class Server:
         await self._update_health()
 
     async def drain(self) -> None:
-        """Refuse new calls, let running ones finish within `drain_seconds`, stop, and close the live datastores."""
-        _log.info("draining %d requests, %d streams", self._admission.requests.used, self._admission.streams.used)
+        """Refuse new calls, let running ones finish within
+        `drain_seconds`, stop, and close the live datastores.
+        """
+        _log.info(
+            "draining %d requests, %d streams",
+            self._admission.requests.used,
+            self._admission.streams.used,
+        )
         self._watching.cancel()
         await self._health.enter_graceful_shutdown()
         self._is_ready = False
@@ -198,9 +220,14 @@ def _credentials(options: ServeOptions) -> grpc.ServerCredentials | None:
 
 
 def _require_secure(options: ServeOptions, has_tokens: bool) -> None:
-    """Raise ServeError if a public address lacks TLS or authentication, unless that is asked for."""
+    """Raise ServeError if a public address lacks TLS or
+    authentication, unless that is asked for.
+    """
     authenticates = has_tokens or options.client_authority is not None
-    missing = [*(["TLS"] if options.certificate is None else []), *([] if authenticates else ["a token"])]
+    missing = [
+        *(["TLS"] if options.certificate is None else []),
+        *([] if authenticates else ["a token"]),
+    ]
     private = "a loopback address"
     addresses = [
         (address, missing, f"{private} or Unix socket, or TLS and a token (or client certificates)")
@@ -211,11 +238,14 @@ def _require_secure(options: ServeOptions, has_tokens: bool) -> None:
     for address, lacks, expected in addresses:
         if lacks and not address.is_local and not options.insecure:
             found = f"public, without {' and '.join(lacks)}"
-            raise ServeError(describe("service", f"address {address.text}", found, f"{expected}, or --insecure"))
+            raise ServeError(
+                describe("service", f"address {address.text}", found, f"{expected}, or --insecure")
+            )
 
 
 async def serve(options: ServeOptions, version: str, ready: Callable[..., object]) -> None:
-    """Run a service until SIGTERM or SIGINT; SIGHUP reloads. Calls `ready` with its addresses once it answers.
+    """Run a service until SIGTERM or SIGINT; SIGHUP reloads. Calls
+    `ready` with its addresses once it answers.
 
     Raises:
         ServeError: it cannot start with these options.

@@ -1,6 +1,7 @@
 """The methods of DatastoreService for gRPC.
 
-Messages pass as bytes, so that their sizes are known and a malformed one is an error of ours like any other.
+Messages pass as bytes, so that their sizes are known and a malformed one is an error of ours like
+any other.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DatastoreService"].full_name
-METHODS = tuple(method.name for method in pb.DESCRIPTOR.services_by_name["DatastoreService"].methods)
+METHODS = tuple(
+    method.name for method in pb.DESCRIPTOR.services_by_name["DatastoreService"].methods
+)
 
 Answer = Callable[[bytes, Grant], Awaitable[bytes]]
 Answers = Callable[[bytes, Grant], AsyncIterator[bytes]]

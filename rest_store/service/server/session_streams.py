@@ -1,4 +1,6 @@
-"""The streams of `DraftSession`: one session each, until its client, an error or the service ends it."""
+"""The streams of `DraftSession`: one session each, until its
+client, an error or the service ends it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,7 @@ import grpc
 
 from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.sources import RecycledLogits
-from rest_store.errors import (
-    LimitError,
-    MessageOrderError,
-    RestStoreError,
-    describe,
-)
+from rest_store.errors import ArgumentError, ProtocolError, RestStoreError, describe
 from rest_store.service.server.calls import GRANT, Context, ending, shutting_down
 from rest_store.service.server.catalog import Catalog, HostedDatastore
 from rest_store.service.server.executor import Executor
@@ -29,8 +26,8 @@ from rest_store.service.server.served_session import ServedSession
 from rest_store.v1 import datastore_pb2 as pb
 
 _NAME = "DraftSession"
-_LONGEST_KEY = 64  # bytes
-_MOST_TABLES = 64  # of recycled logits that are kept for later sessions, which have up to 9 MB
+_MAX_KEY_BYTES = 64  # bytes
+_MAX_TABLES = 64  # of recycled logits that are kept for later sessions, which have up to 9 MB
 _NODE_BYTES = 11  # of a node as the message DraftSessionResponse has it
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
@@ -59,7 +56,9 @@ class SessionStreams:
         open: the streams that are open now.
     """
 
-    def __init__(self, catalog: Catalog, limits: ServiceLimits, metrics: Metrics, executor: Executor) -> None:
+    def __init__(
+        self, catalog: Catalog, limits: ServiceLimits, metrics: Metrics, executor: Executor
+    ) -> None:
         self._catalog = catalog
         self._limits = limits
         self._metrics = metrics
@@ -81,7 +80,9 @@ class SessionStreams:
                 raise stream.ending or error from None
 
     async def _converse(self, stream: _Stream, context: Context) -> None:
-        """Answer the messages of a stream, one after the other, until its client ends it or this service drains."""
+        """Answer the messages of a stream, one after the other, until
+        its client ends it or this service drains.
+        """
         self.open.add(stream)
         try:
             while (data := await context.read()) is not _EOF:
@@ -100,13 +101,22 @@ class SessionStreams:
                 self.memory.give_back(stream.session.memory)
 
     async def _step(self, stream: _Stream, data: bytes) -> bytes | None:
-        """Answer the next message, if it asks for anything; raise an error of the table in service/errors.py."""
+        """Answer the next message, if it asks for anything.
+
+        Raise an error of the table in service/errors.py.
+        """
         session, limits = stream.session, self._limits
-        require_size("request", len(data), limits.max_opening_bytes if session is None else limits.max_request_bytes)
+        require_size(
+            "request",
+            len(data),
+            limits.max_opening_bytes if session is None else limits.max_request_bytes,
+        )
         request = parse(pb.DraftSessionRequest, data)
         if request.HasField("open") != (session is None):
             found, expected = ("absent", "first") if session is None else ("second", "none")
-            raise MessageOrderError(describe("session", "opening", found, f"{expected}: a session is opened once"))
+            raise ProtocolError(
+                describe("session", "opening", found, f"{expected}: a session is opened once")
+            )
         if session is None:
             served = self._catalog.select(request.open.selection, GRANT.get())
             session = stream.session = self._begin(request.open, served)
@@ -120,38 +130,50 @@ class SessionStreams:
         self._metrics.count_trees(_NAME, 1, len(nodes) // _NODE_BYTES)
         return pb.DraftSessionResponse(nodes=nodes).SerializeToString()
 
-    def _begin(self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]) -> ServedSession:
+    def _begin(
+        self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]
+    ) -> ServedSession:
         """Return a new session over the datastores `served`. Its text is not read yet.
 
         Raises:
-            LimitError: the text or a key is too long, or there are too many datastores.
+            ArgumentError: the text or a key is too long, or there are too many datastores.
             OverloadedError: the sessions take too much memory.
         """
         most = int(native_kernel().MAX_STORES)
         if len(served) > most:
-            raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
-        recycled = self._recycled_logits(opening.recycled_logits) if opening.recycled_logits else None
+            raise ArgumentError(
+                describe("session", "number of datastores", len(served), f"at most {most}")
+            )
+        recycled = (
+            self._recycled_logits(opening.recycled_logits) if opening.recycled_logits else None
+        )
         return ServedSession(opening, served, recycled, self._limits, self.memory)
 
     def _recycled_logits(self, key: bytes) -> RecycledLogits:
         """Return what sessions with the same key share, and keep it for later ones."""
-        if len(key) > _LONGEST_KEY:
-            found, expected = f"{len(key)} bytes", f"at most {_LONGEST_KEY}"
-            raise LimitError(describe("session", "key of recycled logits", found, expected))
+        if len(key) > _MAX_KEY_BYTES:
+            found, expected = f"{len(key)} bytes", f"at most {_MAX_KEY_BYTES}"
+            raise ArgumentError(describe("session", "key of recycled logits", found, expected))
         table = self._tables.pop(key, None)
         self._tables[key] = table = RecycledLogits() if table is None else table
-        if len(self._tables) > _MOST_TABLES:
+        if len(self._tables) > _MAX_TABLES:
             del self._tables[next(iter(self._tables))]  # open sessions go on with theirs
         return table
 
     def follow_changes(self) -> None:
-        """Have sessions between two steps release what live datastores have replaced; to be called every second."""
+        """Have sessions between two steps release what live datastores have replaced.
+
+        To be called every second.
+        """
         for stream in self.open:
             if stream.session is not None and not stream.in_step:
                 stream.session.follow_changes()
 
     def drain(self) -> None:
-        """End streams between two steps, each as soon as its present one is answered; new ones likewise."""
+        """End streams between two steps, each as soon as its present one is answered.
+
+        New ones likewise.
+        """
         self._is_draining = True
         for stream in self.open:
             if not stream.in_step:

@@ -1,4 +1,6 @@
-"""Several processes that serve the same frozen datastores at the same ports: the kernel deals out connections."""
+"""Several processes that serve the same frozen datastores at the
+same ports: the kernel deals out connections.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,12 @@ from functools import partial
 
 
 def fork_workers(number: int, announce: Callable[[], None]) -> tuple[int, Callable[..., None]]:
-    """Go on as `number` processes; to be called before gRPC is loaded, which does not survive a fork.
+    """Go on as `number` processes.
 
-    The first process does not return: it calls `announce` once all workers answer, passes signals on to them, and ends
-    with the first of them that ends, with its status.
+    To be called before gRPC is loaded, which does not survive a fork.
+
+    The first process does not return: it calls `announce` once all workers answer, passes signals
+    on to them, and ends with the first of them that ends, with its status.
 
     Returns:
         The number of this worker, from 0, and what it calls once it answers.

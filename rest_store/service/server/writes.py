@@ -15,8 +15,10 @@ from rest_store.service.server.requests import document_of, parse, require_few
 from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
 
-_MOST_BYTES = 64 << 20  # of all requests that are not done yet
-_PART_BYTES = 1 << 10  # that a request, and each of its documents or ids, counts for beside its message
+_MAX_BYTES = 64 << 20  # of all requests that are not done yet
+_PART_BYTES = (
+    1 << 10
+)  # that a request, and each of its documents or ids, counts for beside its message
 _THREADS = 4  # callers that share a commit
 
 T = TypeVar("T")
@@ -30,18 +32,21 @@ class Writes:
 
     It writes in threads of its own, so drafts do not wait for a disk.
 
-    Each method takes the bytes of a request and what its call is allowed, returns the bytes of the response, and raises
-    an error of the table in service/errors.py.
+    Each method takes the bytes of a request and what its call is allowed, returns the bytes of the
+    response, and raises an error of the table in service/errors.py.
     """
 
     def __init__(self, catalog: Catalog, limits: ServiceLimits) -> None:
         self._catalog = catalog
         self._limits = limits
-        self._waiting = Budget("bytes that wait to be written", _MOST_BYTES)
+        self._waiting = Budget("bytes that wait to be written", _MAX_BYTES)
         self._threads = ThreadPoolExecutor(_THREADS, "write")
 
     def close(self) -> None:
-        """Wait for the writes in progress. Those that have not begun are left out: nobody waits for their results."""
+        """Wait for the writes in progress.
+
+        Those that have not begun are left out: nobody waits for their results.
+        """
         self._threads.shutdown(cancel_futures=True)
 
     async def add(self, data: bytes, grant: Grant) -> bytes:
@@ -49,11 +54,18 @@ class Writes:
         request = self._parsed(pb.AddRequest, data, grant)
         served = self._catalog.one(request.datastore, request.tokenizer_fingerprint, live=True)
         require_few("documents", len(request.documents), self._limits.max_contexts)
-        documents = [document_of(document, number) for number, document in enumerate(request.documents)]
+        documents = [
+            document_of(document, number) for number, document in enumerate(request.documents)
+        ]
         ids = [document.id for document in request.documents]
-        served, options = served.of_namespace(request.namespace), {"group": request.group, "epoch": request.epoch}
+        served, options = (
+            served.of_namespace(request.namespace),
+            {"group": request.group, "epoch": request.epoch},
+        )
         del request
-        added, sequence = await self._carried_out(served, lambda live: live.add(documents, ids, **options), data, ids)
+        added, sequence = await self._carried_out(
+            served, lambda live: live.add(documents, ids, **options), data, ids
+        )
         return pb.AddResponse(added=added.added, sequence=sequence).SerializeToString()
 
     async def delete(self, data: bytes, grant: Grant) -> bytes:
@@ -62,7 +74,9 @@ class Writes:
         served = self._catalog.one(request.datastore, live=True)
         require_few("ids", len(request.ids), self._limits.max_contexts)
         ids, served = list(request.ids), served.of_namespace(request.namespace)
-        deleted, sequence = await self._carried_out(served, lambda live: live.delete(ids), data, ids)
+        deleted, sequence = await self._carried_out(
+            served, lambda live: live.delete(ids), data, ids
+        )
         return pb.DeleteResponse(deleted=deleted, sequence=sequence).SerializeToString()
 
     def _parsed(self, kind: type[W], data: bytes, grant: Grant) -> W:
@@ -88,5 +102,7 @@ class Writes:
             return await asyncio.shield(done), live.live.newest_change
         except (StorageError, WriterError) as error:
             _log.warning("datastore %s: %s", served.name, error)
-            text = str(error).replace(str(live.path), f"datastore {served.name!r}")  # clients are not told the path
+            text = str(error).replace(
+                str(live.path), f"datastore {served.name!r}"
+            )  # clients are not told the path
             raise StorageError(text) from None

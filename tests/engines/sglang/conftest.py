@@ -13,7 +13,10 @@ from tests.shared.tiny import text_tokenizer, write_model
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(
-        tmp_path_factory.mktemp("model"), hidden_size=128, vocab_size=len(text_tokenizer()), max_position_embeddings=512
+        tmp_path_factory.mktemp("model"),
+        hidden_size=128,
+        vocab_size=len(text_tokenizer()),
+        max_position_embeddings=512,
     )
 
 

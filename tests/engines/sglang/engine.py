@@ -1,4 +1,6 @@
-"""SGLang's engine on a CPU, in a process of its own: `python -m tests.engines.sglang.engine REQUESTS ANSWERS`."""
+"""SGLang's engine on a CPU, in a process of its own: `python -m
+tests.engines.sglang.engine REQUESTS ANSWERS`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,14 @@ from typing import Any
 import pytest
 
 IN_SGLANG = [
-    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="no SGLang: `make test-sglang`"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("sglang") is None, reason="no SGLang: `make test-sglang`"
+    ),
     pytest.mark.filterwarnings("default"),
 ]
-ON_CPU = Path(__file__).with_name("on_cpu")  # what SGLang takes there: kernels in torch, and attention over trees
+ON_CPU = Path(__file__).with_name(
+    "on_cpu"
+)  # what SGLang takes there: kernels in torch, and attention over trees
 ROOT = Path(__file__).parents[3]
 SERVER: dict[str, Any] = {
     "device": "cpu",
@@ -36,8 +42,15 @@ RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "SGLANG_NCCL_SO_PATH": "/nonexist
 
 
 def environment(settings: Mapping[str, Any] | None = None, ranks: int = 1) -> dict[str, str]:
-    """Return the variables of a process that runs SGLang on a CPU, with settings of drafts and one or two ranks."""
-    own = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    """Return the variables of a process that runs SGLang on a CPU,
+    with settings of drafts and one or two ranks.
+    """
+    own = {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     if settings is not None:
         own["REST_STORE_SGLANG"] = json.dumps(settings)
     own |= RANKS if ranks > 1 else {}
@@ -55,13 +68,17 @@ def answers(
     Args:
         place: a directory for files of this run, the engine's log among them.
         server: arguments of the engine besides those of all tests.
-        rounds: the requests of each round run together; each has `input_ids` and `sampling_params`, and may have what
-            else `Engine.generate` takes of each request.
+        rounds: the requests of each round run together; each has `input_ids` and `sampling_params`,
+            and may have what else `Engine.generate` takes of each request.
         settings: of drafts; None: there are none.
     """
     place.mkdir()
     if settings is not None:
-        server = {"speculative_algorithm": "REST_STORE", "speculative_num_draft_tokens": 8, **server}
+        server = {
+            "speculative_algorithm": "REST_STORE",
+            "speculative_num_draft_tokens": 8,
+            **server,
+        }
     asked, answered = place / "requests.json", place / "answers.json"
     asked.write_text(json.dumps({"server": {**SERVER, **server}, "rounds": rounds}))
     with (place / "log").open("w") as log:
@@ -81,7 +98,11 @@ def main(asked: str, answered: str) -> None:
     engine = sglang.Engine(**work["server"])
     outputs = []
     for requests in work["rounds"]:
-        outputs.append(engine.generate(**{name: [request[name] for request in requests] for name in requests[0]}))
+        outputs.append(
+            engine.generate(
+                **{name: [request[name] for request in requests] for name in requests[0]}
+            )
+        )
     Path(answered).write_text(json.dumps(outputs))
     engine.shutdown()
 

@@ -61,13 +61,15 @@ def request(rid: str, prompt: Sequence[int], most: int, **sampling: Any) -> Req:
 
 
 class Scheduler:
-    """Runs requests to their ends, a step of all of them at a time, and verifies trees as SGLang does.
+    """Runs requests to their ends, a step of all of them at a time,
+    and verifies trees as SGLang does.
 
     Args:
         drafts: what is asked for drafts.
         model: gives the next token.
         vocabulary: its size.
-        is_ahead: whether a step is prepared before the results of the one before are in the requests.
+        is_ahead: whether a step is prepared before the results of the one before are in the
+            requests.
 
     Attributes:
         running: the requests of the batch.
@@ -75,8 +77,15 @@ class Scheduler:
         written: how many tokens each step wrote for each request.
     """
 
-    def __init__(self, drafts: BatchDrafts, model: Model, vocabulary: int, *, is_ahead: bool = False) -> None:
-        self.drafts, self.model, self.vocabulary, self.is_ahead = drafts, model, vocabulary, is_ahead
+    def __init__(
+        self, drafts: BatchDrafts, model: Model, vocabulary: int, *, is_ahead: bool = False
+    ) -> None:
+        self.drafts, self.model, self.vocabulary, self.is_ahead = (
+            drafts,
+            model,
+            vocabulary,
+            is_ahead,
+        )
         self.running: list[Any] = []
         self.steps = 0
         self.written: dict[str, list[int]] = {}
@@ -85,7 +94,10 @@ class Scheduler:
         self._unprocessed: list[Any] = []
 
     def prefill(self, *new: Any) -> None:
-        """Read prompts, which gives the first token of each; what is still unprocessed is processed meanwhile."""
+        """Read prompts, which gives the first token of each.
+
+        What is still unprocessed is processed meanwhile.
+        """
         for one in new:
             text = [*one.origin_input_ids, *one.output_ids]
             self._lengths[one.rid] = len(text)
@@ -114,7 +126,9 @@ class Scheduler:
         batch = ScheduleBatch(
             list(self.running),
             torch.tensor([self._lengths[one.rid] for one in self.running]),
-            NgramVerifyInput(torch.tensor(rows).flatten(), torch.tensor([len(new) for new in accepted])),
+            NgramVerifyInput(
+                torch.tensor(rows).flatten(), torch.tensor([len(new) for new in accepted])
+            ),
         )
         texts = [self._text(one) for one in self.running]
         tokens, mask = self.drafts.arrays(batch, is_ahead=self.is_ahead)
@@ -122,16 +136,23 @@ class Scheduler:
         nodes = tokens.reshape(-1, NODES)
         logits = np.zeros((*nodes.shape, self.vocabulary), np.float32)
         for row, text in enumerate(texts):
-            self._verify(batch.reqs[row], text, nodes[row], mask.reshape(-1, NODES, NODES)[row], logits[row])
+            self._verify(
+                batch.reqs[row], text, nodes[row], mask.reshape(-1, NODES, NODES)[row], logits[row]
+            )
         self.drafts.take(batch, torch.from_numpy(logits.reshape(-1, self.vocabulary)))
-        self.drafts.drop({rid for rid in self._lengths if rid not in {one.rid for one in batch.reqs}})
+        self.drafts.drop(
+            {rid for rid in self._lengths if rid not in {one.rid for one in batch.reqs}}
+        )
         self._unprocessed = batch.reqs
         self.steps += 1
         if not self.is_ahead:
             self._process()
 
     def run(self, *steps_between: Callable[[], None]) -> None:
-        """Take steps until all requests have ended; between the first ones, call `steps_between`."""
+        """Take steps until all requests have ended.
+
+        Between the first ones, call `steps_between`.
+        """
         for between in steps_between:
             self.step()
             between()
@@ -152,7 +173,11 @@ class Scheduler:
         written, place = [], 0
         while True:
             written.append(int(logits[place].argmax()))
-            children = [c for c in range(place + 1, NODES) if mask[c, place] and mask[c].sum() == mask[place].sum() + 1]
+            children = [
+                c
+                for c in range(place + 1, NODES)
+                if mask[c, place] and mask[c].sum() == mask[place].sum() + 1
+            ]
             place = next((child for child in children if nodes[child] == written[-1]), 0)
             if place == 0:
                 break
@@ -167,7 +192,14 @@ class Scheduler:
                 continue
             one.output_ids.extend(self._newest[one.rid])
             most = one.sampling_params.max_new_tokens
-            end = next((place + 1 for place, token in enumerate(one.output_ids) if token in one.eos_token_ids), most)
+            end = next(
+                (
+                    place + 1
+                    for place, token in enumerate(one.output_ids)
+                    if token in one.eos_token_ids
+                ),
+                most,
+            )
             if len(one.output_ids) >= min(end, most):
                 one.finished_len = min(end, most)
                 self.running.remove(one)

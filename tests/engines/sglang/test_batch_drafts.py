@@ -1,4 +1,6 @@
-"""Drafts for SGLang's batches, without SGLang: the same text as without drafts, and arrays that say what trees say."""
+"""Drafts for SGLang's batches, without SGLang: the same text as
+without drafts, and arrays that say what trees say.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ PROMPTS = [[20 * start + 3, 20 * start + 4] for start in range(4)]
 
 @pytest.fixture
 def datastore(tmp_path: Path) -> str:
-    """A datastore of what the model writes, in which wrong continuations are more frequent than right ones."""
+    """A datastore of what the model writes, in which wrong
+    continuations are more frequent than right ones.
+    """
     texts = []
     for prompt in PROMPTS:
         right = [*prompt, *plain_output(MODEL, prompt, 60)]
@@ -54,7 +58,11 @@ def counted(drafter: RequestDrafter, name: str, label: str = "") -> float:
 
 
 def errors(drafter: RequestDrafter) -> dict[str, float]:
-    return {label: total for (name, label), total in drafter.metrics.totals().items() if name == "errors" and total}
+    return {
+        label: total
+        for (name, label), total in drafter.metrics.totals().items()
+        if name == "errors" and total
+    }
 
 
 def written(one: Any) -> list[int]:
@@ -69,11 +77,16 @@ def expected(one: Any) -> list[int]:
 
 @pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("shape", ["tree", "chain"])
-def test_texts_are_those_without_drafts(drafter: RequestDrafter, shape: str, is_ahead: bool) -> None:
+def test_texts_are_those_without_drafts(
+    drafter: RequestDrafter, shape: str, is_ahead: bool
+) -> None:
     engine = scheduler(drafter, shape, is_ahead=is_ahead)
-    first, second, third, fourth = (request(f"r{row}", prompt, 30 + 7 * row) for row, prompt in enumerate(PROMPTS))
+    first, second, third, fourth = (
+        request(f"r{row}", prompt, 30 + 7 * row) for row, prompt in enumerate(PROMPTS)
+    )
     engine.prefill(first, second)
-    # The third is read while the others' latest tokens are processed; the second is put off and read again, whole.
+    # The third is read while the others' latest tokens are processed; the second is put off and
+    # read again, whole.
     engine.run(
         lambda: engine.prefill(third),
         lambda: engine.retract(second),
@@ -102,7 +115,9 @@ def test_what_the_model_found_likely_is_drafted_again(drafter: RequestDrafter) -
     for one in unknown:
         engine.prefill(one)
         engine.run()
-    drafted, accepted = (counted(drafter, f"source_{kind}_tokens", "logits") for kind in ("draft", "accepted"))
+    drafted, accepted = (
+        counted(drafter, f"source_{kind}_tokens", "logits") for kind in ("draft", "accepted")
+    )
     assert 20 < 0.7 * drafted < accepted
 
 
@@ -122,7 +137,9 @@ def test_what_was_likely_in_one_step_is_not_taken_for_that_of_the_next(
 def test_a_predicted_output_is_drafted_from(drafter: RequestDrafter, tmp_path: Path) -> None:
     engine = scheduler(drafter)
     prediction = plain_output(MODEL, [200, 201], 40)
-    one = request("one", [200, 201], 40, custom_params={"prediction": prediction, "group": "g", "epoch": 3})
+    one = request(
+        "one", [200, 201], 40, custom_params={"prediction": prediction, "group": "g", "epoch": 3}
+    )
     engine.prefill(one)
     engine.run()
     assert written(one) == expected(one)
@@ -146,14 +163,22 @@ PENALIZED = [
 def test_a_request_with_penalties_gets_no_draft_nodes(
     drafter: RequestDrafter, tmp_path: Path, sampling: dict[str, Any], is_ahead: bool
 ) -> None:
-    """One token a step, which SGLang counts rightly; the one beside it is drafted for, and this one is remembered."""
+    """One token a step, which SGLang counts rightly.
+
+    The one beside it is drafted for, and this one is remembered.
+    """
     engine = scheduler(drafter, is_ahead=is_ahead)
-    penalized, other = request("penalized", PROMPTS[0], 30, **sampling), request("other", PROMPTS[1], 30)
+    penalized, other = (
+        request("penalized", PROMPTS[0], 30, **sampling),
+        request("other", PROMPTS[1], 30),
+    )
     engine.prefill(penalized, other)
     engine.run()
     assert set(engine.written["penalized"]) == {1}
     assert max(engine.written["other"]) > 2
-    assert [written(one) for one in (penalized, other)] == [expected(one) for one in (penalized, other)]
+    assert [written(one) for one in (penalized, other)] == [
+        expected(one) for one in (penalized, other)
+    ]
     assert errors(drafter) == {}
     drafter.close()
     with LiveDatastore.open(tmp_path / "live", read_only=True) as live:
@@ -161,7 +186,9 @@ def test_a_request_with_penalties_gets_no_draft_nodes(
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
-def test_a_request_that_must_not_end_yet_gets_no_draft_nodes(drafter: RequestDrafter, is_ahead: bool) -> None:
+def test_a_request_that_must_not_end_yet_gets_no_draft_nodes(
+    drafter: RequestDrafter, is_ahead: bool
+) -> None:
     """Until it has written as much, since SGLang began to count: anew after it was put off."""
     engine = scheduler(drafter, is_ahead=is_ahead)
     one = request("one", PROMPTS[0], 60, min_new_tokens=8)
@@ -185,12 +212,17 @@ def test_padding_is_never_accepted(drafter: RequestDrafter) -> None:
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
-@pytest.mark.parametrize("malformed", ["x", 7, ["a"], {"prediction": 7}, {"group": 3}, {"prediction": [[0.5]]}])
+@pytest.mark.parametrize(
+    "malformed", ["x", 7, ["a"], {"prediction": 7}, {"group": 3}, {"prediction": [[0.5]]}]
+)
 def test_extra_arguments_that_are_malformed_are_left_out_alone(
     drafter: RequestDrafter, malformed: Any, is_ahead: bool
 ) -> None:
     engine = scheduler(drafter, is_ahead=is_ahead)
-    faulty, other = request("faulty", PROMPTS[0], 30, custom_params=malformed), request("other", PROMPTS[1], 30)
+    faulty, other = (
+        request("faulty", PROMPTS[0], 30, custom_params=malformed),
+        request("other", PROMPTS[1], 30),
+    )
     engine.prefill(faulty, other)
     engine.run()
     assert [written(one) for one in (faulty, other)] == [expected(one) for one in (faulty, other)]
@@ -218,9 +250,14 @@ def test_a_fault_of_one_request_costs_that_one_its_drafts(
     assert errors(drafter) == {"requests": 29}
 
 
-def test_faults_cost_drafts_and_no_tokens(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_cost_drafts_and_no_tokens(
+    drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = scheduler(drafter, is_ahead=True)
-    requests = [request(f"r{row}", prompt, 30, custom_params={"prediction": [7]}) for row, prompt in enumerate(PROMPTS)]
+    requests = [
+        request(f"r{row}", prompt, 30, custom_params={"prediction": [7]})
+        for row, prompt in enumerate(PROMPTS)
+    ]
     engine.prefill(*requests)
 
     def broken(*_: object) -> None:
@@ -250,7 +287,9 @@ def test_arrays_hold_the_trees(drafts: list[TokenTree]) -> None:
         parents = [max(np.flatnonzero(of_row[node][:node]), default=-1) for node in range(NODES)]
         size = len(tree)
         assert parents == [-1, *(parent + 1 for parent in tree.parents), *[-1] * (NODES - 1 - size)]
-        assert all(of_row[node, node] and not of_row[node, node + 1 :].any() for node in range(NODES))
+        assert all(
+            of_row[node, node] and not of_row[node, node + 1 :].any() for node in range(NODES)
+        )
         for node in range(1, 1 + size):
             assert (of_row[node, :node] == of_row[parents[node], :node]).all()
         expected = [row, *tree.tokens, *[0] * (NODES - 1 - size)]

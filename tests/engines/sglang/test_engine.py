@@ -1,4 +1,6 @@
-"""SGLang itself on a CPU: texts are those without drafts, whatever is drafted, put off, constrained or ended."""
+"""SGLang itself on a CPU: texts are those without drafts, whatever
+is drafted, put off, constrained or ended.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from tests.shared.tiny import text_tokenizer
 
 pytestmark = IN_SGLANG
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
-SCHEMA = json.dumps({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
+SCHEMA = json.dumps(
+    {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+)
 
 
 def output(answer: dict[str, Any]) -> list[int]:
@@ -36,7 +40,9 @@ def output(answer: dict[str, Any]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def rounds(model: Path) -> list[list[dict[str, Any]]]:
-    """Several requests at once that end at different lengths, one with an end token, and one with a grammar."""
+    """Several requests at once that end at different lengths, one
+    with an end token, and one with a grammar.
+    """
     chance, vocabulary = np.random.default_rng(0), len(text_tokenizer())
     lengths = [(7, 90), (60, 80), (14, 12), (9, 70), (100, 60), (5, 100), (30, 1)]
     together = [
@@ -47,18 +53,25 @@ def rounds(model: Path) -> list[list[dict[str, Any]]]:
         for prompt, most in lengths
     ]
     ended = {**together[0], "sampling_params": {**GREEDY, "max_new_tokens": 90}}
-    grammar = {**together[3], "sampling_params": {"temperature": 0.0, "max_new_tokens": 24, "json_schema": SCHEMA}}
+    grammar = {
+        **together[3],
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 24, "json_schema": SCHEMA},
+    }
     return [together, [ended], [grammar]]
 
 
 @pytest.fixture(scope="module")
-def plain(model: Path, rounds: list[list[dict[str, Any]]], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def plain(
+    model: Path, rounds: list[list[dict[str, Any]]], tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     """What SGLang answers without drafts."""
     return answers(tmp_path_factory.mktemp("plain") / "run", {"model_path": str(model)}, rounds)
 
 
 @pytest.fixture(scope="module")
-def datastore(model: Path, rounds: Any, plain: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def datastore(
+    model: Path, rounds: Any, plain: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """What will be written, with wrong continuations that are more frequent than the right ones."""
     folder, chance = tmp_path_factory.mktemp("datastore"), np.random.default_rng(1)
     build_quick(write_jsonl(folder / "texts.jsonl", documents(20)), model, folder / "empty")
@@ -77,8 +90,13 @@ def datastore(model: Path, rounds: Any, plain: Any, tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture(scope="module")
-def drafted(model: Path, rounds: Any, datastore: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The answers with drafts, and the place of the run; the cache has no room for four of the longest requests."""
+def drafted(
+    model: Path, rounds: Any, datastore: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    """The answers with drafts, and the place of the run.
+
+    The cache has no room for four of the longest requests.
+    """
     place = tmp_path_factory.mktemp("drafted")
     settings = {"datastores": [str(datastore)], "remember": str(place / "memory")}
     server = {"model_path": str(model), "max_total_tokens": 340, "schedule_conservativeness": 0.1}
@@ -90,23 +108,39 @@ def test_texts_are_those_without_drafts(plain: Any, drafted: Any, round: int) ->
     assert [output(one) for one in drafted[0][round]] == [output(one) for one in plain[round]]
 
 
-def test_right_branches_are_accepted_after_wrong_ones_and_requests_were_put_off(drafted: Any) -> None:
-    long = [one["meta_info"] for one in drafted[0][0] if one["meta_info"]["completion_tokens"] >= 60]
-    assert sum(one["completion_tokens"] for one in long) > 3 * sum(one["spec_verify_ct"] for one in long)
+def test_right_branches_are_accepted_after_wrong_ones_and_requests_were_put_off(
+    drafted: Any,
+) -> None:
+    long = [
+        one["meta_info"] for one in drafted[0][0] if one["meta_info"]["completion_tokens"] >= 60
+    ]
+    assert sum(one["completion_tokens"] for one in long) > 3 * sum(
+        one["spec_verify_ct"] for one in long
+    )
     log = (drafted[1] / "run" / "log").read_text()
     assert "retract" in log.lower()
     assert "rest-store: no drafts" not in log
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="each rank has a core")
-def test_two_ranks_verify_what_the_first_one_drafts(model: Path, rounds: Any, datastore: Path, tmp_path: Path) -> None:
+def test_two_ranks_verify_what_the_first_one_drafts(
+    model: Path, rounds: Any, datastore: Path, tmp_path: Path
+) -> None:
     server = {"model_path": str(model), "tp_size": 2}
     few = [rounds[0][:3]]
     [plain] = answers(tmp_path / "plain", server, few)
     settings = {"datastores": [str(datastore)], "remember": str(tmp_path / "memory")}
     first, again = answers(tmp_path / "drafted", server, few * 2, settings)
-    assert [output(one) for one in first] == [output(one) for one in again] == [output(one) for one in plain]
-    assert all(4 * one["meta_info"]["spec_verify_ct"] < len(output(one)) for one in again if len(output(one)) >= 60)
+    assert (
+        [output(one) for one in first]
+        == [output(one) for one in again]
+        == [output(one) for one in plain]
+    )
+    assert all(
+        4 * one["meta_info"]["spec_verify_ct"] < len(output(one))
+        for one in again
+        if len(output(one)) >= 60
+    )
     with LiveDatastore.open(tmp_path / "memory", read_only=True) as live:
         assert live.info().document_count == len(plain), "each output is remembered once"
 
@@ -126,7 +160,9 @@ def test_links_that_sglang_derives_are_those_of_the_trees() -> None:
 
     chance = np.random.default_rng(2)
     for size in range(8):
-        tree = TokenTree(range(size), [int(chance.integers(-1, node)) for node in range(size)], [1] * size)
+        tree = TokenTree(
+            range(size), [int(chance.integers(-1, node)) for node in range(size)], [1] * size
+        )
         _, mask = verify_arrays([1], [tree], 8)
         next_token, next_sibling = (links[0].tolist() for links in _derive_tree_links(mask, 1, 8))
         parents = [-1, *(tree.parents + 1).tolist(), *[-1] * (7 - size)]
@@ -146,7 +182,11 @@ def test_links_that_sglang_derives_are_those_of_the_trees() -> None:
         ({"datastore": ["x"]}, {}, "REST_STORE_SGLANG: a key is 'datastore'"),
         ({"datastores": []}, {"pp_size": 2}, "REST_STORE: --pp-size is 2, expected 1"),
         ({"datastores": []}, {"page_size": 16}, "REST_STORE: --page-size is 16, expected 1, or "),
-        ({"datastores": []}, {"page_size": 16, "speculative_ngram_max_bfs_breadth": 1}, ""),  # chains
+        (
+            {"datastores": []},
+            {"page_size": 16, "speculative_ngram_max_bfs_breadth": 1},
+            "",
+        ),  # chains
         (
             {"datastores": []},
             {"speculative_ngram_external_corpus_path": "texts.jsonl"},
@@ -178,7 +218,12 @@ def check_arguments(**server: Any) -> None:
 
     if NAME not in str(vars(sys.modules["sglang.srt.speculative.spec_registry"])["_REGISTRY"]):
         register()
-    own = {"model_path": "absent", "device": "cpu", "page_size": 1, "attention_backend": "torch_native"}
+    own = {
+        "model_path": "absent",
+        "device": "cpu",
+        "page_size": 1,
+        "attention_backend": "torch_native",
+    }
     SpeculativeAlgorithm.from_string(NAME).handle_server_args(ServerArgs(**own | server))
 
 
@@ -200,7 +245,9 @@ def test_datastores_of_another_tokenizer_are_refused_before_the_model_is_loaded(
     monkeypatch.setenv("REST_STORE_SGLANG", json.dumps(settings))
     check_arguments(model_path=str(tmp_path / "model"))
     tokenizer = json.loads((tmp_path / "model" / "tokenizer.json").read_text())
-    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][-1], "id": 5000, "content": "<|another|>"})
+    tokenizer["added_tokens"].append(
+        {**tokenizer["added_tokens"][-1], "id": 5000, "content": "<|another|>"}
+    )
     (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(TokenizerMismatchError, match="a vocabulary of 373, expected 372"):
         check_arguments(model_path=str(tmp_path / "model"))

@@ -1,4 +1,6 @@
-"""Sampling parameters in SGLang: each text is that of plain SGLang without overlap, or is named here."""
+"""Sampling parameters in SGLang: each text is that of plain SGLang
+without overlap, or is named here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.shared.tiny import text_tokenizer
 pytestmark = IN_SGLANG
 
 MOST = 24
-SCHEMA = json.dumps({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
+SCHEMA = json.dumps(
+    {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+)
 # Parameters of a request besides those of all: greedy, 24 tokens.
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -50,11 +54,17 @@ def rounds() -> list[list[dict[str, Any]]]:
     """All of them at once, with log probabilities, and then two outputs of one request."""
     prompt = np.random.default_rng(3).integers(3, len(text_tokenizer()), 14).tolist()
     together = [
-        {"input_ids": prompt, "sampling_params": {"temperature": 0.0, "max_new_tokens": MOST, **sampling}}
+        {
+            "input_ids": prompt,
+            "sampling_params": {"temperature": 0.0, "max_new_tokens": MOST, **sampling},
+        }
         for sampling in ASKED.values()
     ]
     shown = {"return_logprob": True, "top_logprobs_num": 2}
-    two = {"input_ids": prompt, "sampling_params": {"temperature": 0.0, "max_new_tokens": MOST, "n": 2}}
+    two = {
+        "input_ids": prompt,
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": MOST, "n": 2},
+    }
     return [together, [{**together[0], **shown}], [two]]
 
 
@@ -68,7 +78,9 @@ def plain(model: Path, rounds: Any, tmp_path_factory: pytest.TempPathFactory) ->
 def drafted(model: Path, rounds: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Twice, so that the second time the text of the first is drafted."""
     place = tmp_path_factory.mktemp("drafted")
-    read = answers(place / "run", {"model_path": str(model)}, rounds * 2, {"remember": str(place / "memory")})
+    read = answers(
+        place / "run", {"model_path": str(model)}, rounds * 2, {"remember": str(place / "memory")}
+    )
     return read[:3], read[3:]
 
 
@@ -85,10 +97,22 @@ def test_texts_are_those_without_drafts(plain: Any, drafted: Any, name: str, tim
 def test_the_list_tries_something(plain: Any, drafted: Any) -> None:
     """Parameters change texts, and drafts are accepted where they may be."""
     texts = {name: answer["text"] for name, answer in zip(ASKED, plain[0], strict=True)}
-    changing = [*PENALIZED, "stop string", "stop expression", "logit bias", "grammar", "JSON schema", "fewest tokens"]
+    changing = [
+        *PENALIZED,
+        "stop string",
+        "stop expression",
+        "logit bias",
+        "grammar",
+        "JSON schema",
+        "fewest tokens",
+    ]
     assert [name for name in changing if texts[name] == texts["greedy"]] == []
     assert len(plain[0][list(ASKED).index("stop tokens")]["output_ids"]) < 10
-    steps = dict(zip(ASKED, (one["meta_info"].get("spec_verify_ct", 0) for one in drafted[1][0]), strict=True))
+    steps = dict(
+        zip(
+            ASKED, (one["meta_info"].get("spec_verify_ct", 0) for one in drafted[1][0]), strict=True
+        )
+    )
     for name in ("greedy", "malformed extra arguments", "end tokens are written", "logit bias"):
         assert steps[name] < 0.6 * MOST, name
 
@@ -97,7 +121,9 @@ def test_penalized_requests_are_given_no_draft_nodes(drafted: Any) -> None:
     for answered in drafted:
         for name, one in zip(ASKED, answered[0], strict=True):
             if name in PENALIZED:
-                assert one["meta_info"]["spec_verify_ct"] == one["meta_info"]["completion_tokens"] - 1, name
+                assert (
+                    one["meta_info"]["spec_verify_ct"] == one["meta_info"]["completion_tokens"] - 1
+                ), name
 
 
 def test_log_probabilities_are_those_without_drafts(plain: Any, drafted: Any) -> None:
@@ -105,10 +131,18 @@ def test_log_probabilities_are_those_without_drafts(plain: Any, drafted: Any) ->
     for answered in drafted:
         [one] = answered[1]
         for name in ("output_token_logprobs", "output_top_logprobs"):
-            values = [np.ravel([part[0] for part in np.atleast_2d(each)]) for each in one["meta_info"][name]]
-            right = [np.ravel([part[0] for part in np.atleast_2d(each)]) for each in expected["meta_info"][name]]
+            values = [
+                np.ravel([part[0] for part in np.atleast_2d(each)])
+                for each in one["meta_info"][name]
+            ]
+            right = [
+                np.ravel([part[0] for part in np.atleast_2d(each)])
+                for each in expected["meta_info"][name]
+            ]
             assert len(values) == len(right) == MOST
-            assert np.concatenate(values).astype(float) == pytest.approx(np.concatenate(right).astype(float), abs=1e-3)
+            assert np.concatenate(values).astype(float) == pytest.approx(
+                np.concatenate(right).astype(float), abs=1e-3
+            )
 
 
 def test_two_outputs_of_one_request_are_those_without_drafts(plain: Any, drafted: Any) -> None:
@@ -118,11 +152,15 @@ def test_two_outputs_of_one_request_are_those_without_drafts(plain: Any, drafted
 
 @pytest.mark.usefixtures("sglang_on_cpu")
 def test_sglang_counts_one_token_a_step() -> None:
-    """If this fails, SGLang may count all that a step accepts: see `BatchDrafts._most`, and the report in the docs."""
+    """If this fails, SGLang may count all that a step accepts: see
+    `BatchDrafts._most`, and the report in the docs.
+    """
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
     counted: list[list[int]] = []
-    penalties = SimpleNamespace(cumulate_output_tokens=lambda tokens: counted.append(tokens.tolist()))
+    penalties = SimpleNamespace(
+        cumulate_output_tokens=lambda tokens: counted.append(tokens.tolist())
+    )
     batch = object.__new__(ScheduleBatch)
     accepted = [7, 8, 9]  # of one step
     batch.reqs = [SimpleNamespace(output_ids=accepted, origin_input_ids=[1])]
@@ -134,7 +172,9 @@ def test_sglang_counts_one_token_a_step() -> None:
 
 @pytest.mark.usefixtures("sglang_on_cpu")
 def test_only_on_cuda_does_sglang_sample_while_it_verifies() -> None:
-    """Elsewhere a request that samples is answered greedily with any drafts, which docs and a warning say."""
+    """Elsewhere a request that samples is answered greedily with
+    any drafts, which docs and a warning say.
+    """
     from sglang.srt.speculative.eagle_utils import _verify_uses_greedy
 
     device = {"is_all_greedy": False, "is_cpu": False, "is_hip": False, "is_xpu": False}

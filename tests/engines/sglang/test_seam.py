@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rest_store.engines.sglang.seam import PARTS
-from rest_store.errors import EngineSettingsError
+from rest_store.errors import ArgumentError
 from rest_store.seam import attributes_of
 from tests.engines.sglang import scheduler
 from tests.engines.sglang.engine import IN_SGLANG
@@ -41,13 +41,17 @@ class TestInSglang:
 
         assert all_differences(worker) == []
 
-    def test_another_worker_is_refused_by_what_differs(self, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_worker_is_refused_by_what_differs(
+        self, worker: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from sglang.srt.speculative import ngram_worker
         from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
         from rest_store.engines.sglang.plugin import _require_seam
 
-        def begin(self: Any, server_args: Any, gpu_id: Any, nccl_port: Any, target_worker: Any) -> None:
+        def begin(
+            self: Any, server_args: Any, gpu_id: Any, nccl_port: Any, target_worker: Any
+        ) -> None:
             self.server_args = self.cache_of_trees = server_args
 
         def clear_cache_pool(self: Any) -> None:
@@ -56,20 +60,26 @@ class TestInSglang:
         monkeypatch.setattr(NGRAMWorker, "__init__", begin)
         monkeypatch.setattr(NGRAMWorker, "clear_cache_pool", clear_cache_pool)
         monkeypatch.delattr(ngram_worker.NGRAMWorker, "_prepare_draft_tokens")
-        with pytest.raises(EngineSettingsError) as raised:
+        with pytest.raises(ArgumentError) as raised:
             _require_seam()
         assert str(raised.value).startswith("SGLang 0.5.23: what the plug-in relies on is ")
         from rest_store.engines.sglang.seam import all_differences
 
         found = all_differences(worker)
-        assert "sglang.srt.speculative.ngram_worker:NGRAMWorker._prepare_draft_tokens is absent" in found
+        assert (
+            "sglang.srt.speculative.ngram_worker:NGRAMWorker._prepare_draft_tokens is absent"
+            in found
+        )
         assert "NGRAMWorker.__init__ sets cache_of_trees" in found
         assert "NGRAMWorker.__init__ no longer sets topk" in found
         assert "NGRAMWorker.clear_cache_pool uses ngram_corpus.forget" in found
 
     def test_corpora_of_its_own_lookup_are_refused_by_name(self, worker: Any) -> None:
         """By `ExternalCorpusManager`, which the scheduler has for whatever drafts on the host."""
-        from sglang.srt.managers.io_struct import ListExternalCorporaReqInput, RemoveExternalCorpusReqInput
+        from sglang.srt.managers.io_struct import (
+            ListExternalCorporaReqInput,
+            RemoveExternalCorpusReqInput,
+        )
         from sglang.srt.speculative.external_corpus_manager import ExternalCorpusManager
 
         one = object.__new__(worker)
@@ -81,6 +91,9 @@ class TestInSglang:
         ):
             assert not answered.success
             assert answered.message == message
-        for refused in (lambda: one.add_external_corpus("a", [[1]]), lambda: one.commit_corpus_load("a", 1)):
-            with pytest.raises(EngineSettingsError, match=message):
+        for refused in (
+            lambda: one.add_external_corpus("a", [[1]]),
+            lambda: one.commit_corpus_load("a", 1),
+        ):
+            with pytest.raises(ArgumentError, match=message):
                 refused()

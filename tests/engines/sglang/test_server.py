@@ -28,7 +28,9 @@ PATIENCE = 120.0  # seconds
 
 
 class Server:
-    """The block of the page, which is run as it is but for the model, the memory's place and the port."""
+    """The block of the page, which is run as it is but for the
+    model, the memory's place and the port.
+    """
 
     def __init__(self, model: Path, place: Path) -> None:
         self.memory, self.log = place / "memory.ds", place / "log"
@@ -62,7 +64,9 @@ class Server:
     def ask(self, path: str, body: Any = None) -> Any:
         """Return the answer to a request; one that is no object of JSON is a text."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            self.url + path, data, {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=PATIENCE) as answered:
             text = answered.read().decode()
         return json.loads(text) if text.startswith(("{", "[")) else text

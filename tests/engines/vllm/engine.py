@@ -13,14 +13,20 @@ import pytest
 
 # What vLLM and its packages warn of when they are imported is not ours to mend.
 IN_VLLM = [
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: see `make test-vllm`"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None,
+        reason="vLLM is not installed: see `make test-vllm`",
+    ),
     pytest.mark.filterwarnings("default"),
 ]
 DRAFT_TOKENS = 5
 LENGTH = 160  # of the longest text, with its prompt
 ROWS = 6
 CHUNK = 48  # tokens of a step, so that longer prompts are read in several
-PLENTIFUL, SCARCE = 64, 10  # blocks of the cache; in the second one ROWS of the longest texts have no room
+PLENTIFUL, SCARCE = (
+    64,
+    10,
+)  # blocks of the cache; in the second one ROWS of the longest texts have no room
 
 _SETTINGS: dict[str, Any] = {
     "dtype": "float32",  # other types differ between batch sizes by themselves
@@ -71,7 +77,10 @@ def engine(
 
     drafted: dict[str, Any] = {}
     if settings is not None:
-        drafted = {"speculative_config": SPECULATIVE, "additional_config": {"rest_store": dict(settings)}}
+        drafted = {
+            "speculative_config": SPECULATIVE,
+            "additional_config": {"rest_store": dict(settings)},
+        }
     if head is not None:
         eagle = {"method": "eagle", "model": str(head), "num_speculative_tokens": DRAFT_TOKENS}
         drafted["speculative_config"] = eagle
@@ -102,7 +111,9 @@ def counted(llm: Any, name: str) -> int:
     return sum(metric.value for metric in llm.get_metrics() if metric.name == f"vllm:{name}")
 
 
-def answers(llm: Any, requests: Sequence[Request], aborted: Mapping[int, int] | None = None) -> list[list[int]]:
+def answers(
+    llm: Any, requests: Sequence[Request], aborted: Mapping[int, int] | None = None
+) -> list[list[int]]:
     """The tokens of each request, all of them in one engine together.
 
     Args:
@@ -117,7 +128,9 @@ def answers(llm: Any, requests: Sequence[Request], aborted: Mapping[int, int] | 
     while waiting or llm_engine.has_unfinished_requests():
         while waiting and (waiting[0][1].after <= step or not llm_engine.has_unfinished_requests()):
             place, request = waiting.pop(0)
-            llm_engine.add_request(str(place), {"prompt_token_ids": request.prompt}, SamplingParams(**request.settings))
+            llm_engine.add_request(
+                str(place), {"prompt_token_ids": request.prompt}, SamplingParams(**request.settings)
+            )
         for output in llm_engine.step():
             place = int(output.request_id)
             texts[place] = list(output.outputs[0].token_ids)

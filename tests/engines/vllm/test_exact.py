@@ -1,4 +1,6 @@
-"""With drafts, vLLM writes what it writes without: whatever is drafted, and whatever happens to a row."""
+"""With drafts, vLLM writes what it writes without: whatever is
+drafted, and whatever happens to a row.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +31,39 @@ def drafted(model: Path, datastore: Path) -> Iterator[Any]:
         yield llm
 
 
-def test_texts_are_those_of_plain_vllm(drafted: Any, requests: list[Request], texts: list[list[int]]) -> None:
+def test_texts_are_those_of_plain_vllm(
+    drafted: Any, requests: list[Request], texts: list[list[int]]
+) -> None:
     """Prompts are read in chunks, rows are preempted, move, and end at the longest length."""
     assert answers(drafted, requests) == texts
     assert len(requests[-1].prompt) + len(texts[-1]) == LENGTH
     assert counted(drafted, "num_preemptions") > 0
     assert counted(drafted, "spec_decode_num_accepted_tokens") > 20
-    assert counted(drafted, "spec_decode_num_accepted_tokens") < counted(drafted, "spec_decode_num_draft_tokens")
+    assert counted(drafted, "spec_decode_num_accepted_tokens") < counted(
+        drafted, "spec_decode_num_draft_tokens"
+    )
 
 
-def test_texts_beside_aborted_requests(drafted: Any, requests: list[Request], texts: list[list[int]]) -> None:
+def test_texts_beside_aborted_requests(
+    drafted: Any, requests: list[Request], texts: list[list[int]]
+) -> None:
     aborted = {0: 5, 4: 1, 5: 30, 8: 2}
-    for place, (text, whole) in enumerate(zip(answers(drafted, requests, aborted), texts, strict=True)):
+    for place, (text, whole) in enumerate(
+        zip(answers(drafted, requests, aborted), texts, strict=True)
+    ):
         assert text == (whole[: len(text)] if place in aborted else whole)
         assert len(text) < len(whole) or place not in aborted
 
 
-def test_texts_of_the_same_prompt_at_once(drafted: Any, requests: list[Request], texts: list[list[int]]) -> None:
+def test_texts_of_the_same_prompt_at_once(
+    drafted: Any, requests: list[Request], texts: list[list[int]]
+) -> None:
     """Rows that hold the same for a while cannot be told apart."""
     prompt, settings, _ = requests[0]
     same = [Request(prompt, {**settings, "max_tokens": most}) for most in (60, 20, 60, 5, 60)]
-    assert answers(drafted, same) == [texts[0][: request.settings["max_tokens"]] for request in same]
+    assert answers(drafted, same) == [
+        texts[0][: request.settings["max_tokens"]] for request in same
+    ]
 
 
 def test_structured_output(drafted: Any, plain: Any, requests: list[Request]) -> None:

@@ -1,4 +1,6 @@
-"""The script of examples/ for vLLM, as a user runs it: a program that ends as soon as it has its answers."""
+"""The script of examples/ for vLLM, as a user runs it: a program
+that ends as soon as it has its answers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def test_it_writes_and_remembers(model: Path, empty: Path, tmp_path: Path) -> No
     words = [ROOT / "examples/vllm_drafts.py", model, empty, "--remember", tmp_path / "live.ds"]
     words += ["--max-new-tokens", 12, "--max-model-len", LENGTH]
     ended = subprocess.run(
-        [sys.executable, "-c", _SMALL, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", _SMALL, *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "def add(" in ended.stdout

@@ -1,4 +1,6 @@
-"""Beside a trained head: EAGLE's code with random weights, whose drafts are made as without the plug-in."""
+"""Beside a trained head: EAGLE's code with random weights, whose
+drafts are made as without the plug-in.
+"""
 
 from __future__ import annotations
 

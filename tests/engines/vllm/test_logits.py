@@ -23,7 +23,9 @@ class Checked:
     def __call__(self, sessions: Any, tokens: Any, top_k: Any, *, node_top_k: Any) -> None:
         accept_all(sessions, tokens, top_k, node_top_k=node_top_k)
         for new, rows in zip(tokens, top_k, strict=True):
-            for likely, token in zip(() if rows is None else rows[:-1], new, strict=rows is not None):
+            for likely, token in zip(
+                () if rows is None else rows[:-1], new, strict=rows is not None
+            ):
                 self.right += likely[0] == token
                 self.wrong += likely[0] != token
 
@@ -39,7 +41,9 @@ def test_likely_tokens_are_those_of_their_positions(
     texts: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The likeliest is what the greedy text goes on with: after chunks of prompts, in rows that moved or came back."""
+    """The likeliest is what the greedy text goes on with: after
+    chunks of prompts, in rows that moved or came back.
+    """
     checked = Checked()
     monkeypatch.setattr(request_drafter, "accept_all", checked)
     with engine(model, {"datastores": [str(datastore)]}, blocks=SCARCE) as llm:

@@ -1,4 +1,6 @@
-"""Tensor parallelism: two workers share each layer, and the one whose drafts vLLM takes is the only one that drafts."""
+"""Tensor parallelism: two workers share each layer, and the one
+whose drafts vLLM takes is the only one that drafts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ RANKS = 2
 
 @pytest.fixture(scope="module", autouse=True)
 def workers() -> Iterator[None]:
-    """New processes, since this one has threads; with a core for each, where vLLM would look for a NUMA node."""
+    """New processes, since this one has threads.
+
+    With a core for each, where vLLM would look for a NUMA node.
+    """
     cores = sorted(os.sched_getaffinity(0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
@@ -29,7 +34,9 @@ def workers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def written(model: Path, requests: list[Request]) -> list[list[int]]:
-    """What plain vLLM answers with as many workers, whose sums are rounded in another order than those of one."""
+    """What plain vLLM answers with as many workers, whose sums are
+    rounded in another order than those of one.
+    """
     with engine(model, ranks=RANKS) as llm:
         return answers(llm, requests)
 
@@ -44,7 +51,11 @@ def test_one_worker_drafts_remembers_and_counts(
     model: Path, datastore: Path, requests: list[Request], written: list[list[int]], tmp_path: Path
 ) -> None:
     settings = {"datastores": [str(datastore)], "remember": str(tmp_path / "live")}
-    ended = [text for request, text in zip(requests, written, strict=True) if request.settings["max_tokens"]]
+    ended = [
+        text
+        for request, text in zip(requests, written, strict=True)
+        if request.settings["max_tokens"]
+    ]
     with engine(model, settings, ranks=RANKS) as llm:
         assert answers(llm, requests) == written
         with LiveDatastore.open(tmp_path / "live", read_only=True) as live:

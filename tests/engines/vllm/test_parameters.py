@@ -1,4 +1,6 @@
-"""Sampling parameters in vLLM: each greedy text is that of plain vLLM, and what is refused is refused by vLLM."""
+"""Sampling parameters in vLLM: each greedy text is that of plain
+vLLM, and what is refused is refused by vLLM.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def parameters(given: dict[str, Any]) -> Any:
 def finished(llm: Any, prompt: list[int], asked: Sequence[dict[str, Any]]) -> list[Any]:
     """Return the results of requests that run together."""
     prompts = [{"prompt_token_ids": prompt} for _ in asked]
-    results: list[Any] = llm.generate(prompts, [parameters(given) for given in asked], use_tqdm=False)
+    results: list[Any] = llm.generate(
+        prompts, [parameters(given) for given in asked], use_tqdm=False
+    )
     return results
 
 
@@ -78,7 +82,10 @@ def expected(plain: Any, prompt: list[int]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def drafted(model: Path, tmp_path_factory: pytest.TempPathFactory, expected: Any) -> Iterator[Any]:
-    """An engine that remembers; after `expected`, since engines in one process end what they share."""
+    """An engine that remembers.
+
+    After `expected`, since engines in one process end what they share.
+    """
     with engine(model, {"remember": str(tmp_path_factory.mktemp("memory") / "live")}) as llm:
         yield llm
 
@@ -90,7 +97,9 @@ def times(drafted: Any, prompt: list[int]) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_texts_are_those_without_drafts(expected: list[Any], times: list[list[Any]], name: str) -> None:
+def test_texts_are_those_without_drafts(
+    expected: list[Any], times: list[list[Any]], name: str
+) -> None:
     index = list(ASKED).index(name)
     for results in times:
         assert len(results[index].outputs) == len(expected[index].outputs)
@@ -100,7 +109,9 @@ def test_texts_are_those_without_drafts(expected: list[Any], times: list[list[An
             assert (one.finish_reason, one.stop_reason) == (right.finish_reason, right.stop_reason)
 
 
-def test_the_list_tries_something(expected: list[Any], drafted: Any, times: list[list[Any]]) -> None:
+def test_the_list_tries_something(
+    expected: list[Any], drafted: Any, times: list[list[Any]]
+) -> None:
     """Parameters change texts, and drafts are accepted."""
     texts = {name: result.outputs[0].text for name, result in zip(ASKED, expected, strict=True)}
     changing = [
@@ -112,11 +123,20 @@ def test_the_list_tries_something(expected: list[Any], drafted: Any, times: list
         "choice",
         "JSON schema",
     ]
-    changing += ["repetition penalty", "presence penalty", "frequency penalty", "reward of frequency"]
+    changing += [
+        "repetition penalty",
+        "presence penalty",
+        "frequency penalty",
+        "reward of frequency",
+    ]
     assert [name for name in changing if texts[name] == texts["greedy"]] == []
     assert len(expected[list(ASKED).index("stop tokens")].outputs[0].token_ids) < 10
     assert counted(drafted, "spec_decode_num_accepted_tokens") > 100
-    errors = {label: n for (name, label), n in drafter_of(drafted).metrics.totals().items() if name == "errors" and n}
+    errors = {
+        label: n
+        for (name, label), n in drafter_of(drafted).metrics.totals().items()
+        if name == "errors" and n
+    }
     assert errors == {"references": 4}, "of the malformed prediction and group, twice"
 
 
@@ -124,18 +144,27 @@ def values(logprobs: Any) -> list[dict[int, float]]:
     return [{token: one.logprob for token, one in (place or {}).items()} for place in logprobs]
 
 
-def test_log_probabilities_are_those_without_drafts(expected: list[Any], times: list[list[Any]]) -> None:
+def test_log_probabilities_are_those_without_drafts(
+    expected: list[Any], times: list[list[Any]]
+) -> None:
     of_output, of_prompt = (
         list(ASKED).index(name) for name in ("log probabilities", "log probabilities of the prompt")
     )
     for results in times:
         for one, right in (
-            (values(results[of_output].outputs[0].logprobs), values(expected[of_output].outputs[0].logprobs)),
-            (values(results[of_prompt].prompt_logprobs), values(expected[of_prompt].prompt_logprobs)),
+            (
+                values(results[of_output].outputs[0].logprobs),
+                values(expected[of_output].outputs[0].logprobs),
+            ),
+            (
+                values(results[of_prompt].prompt_logprobs),
+                values(expected[of_prompt].prompt_logprobs),
+            ),
         ):
             assert [set(place) for place in one] == [set(place) for place in right]
             flat, flat_right = (
-                np.array([v for place in both for _, v in sorted(place.items())]) for both in (one, right)
+                np.array([v for place in both for _, v in sorted(place.items())])
+                for both in (one, right)
             )
             assert flat == pytest.approx(flat_right, abs=1e-3)
 
@@ -145,7 +174,10 @@ def test_beams_are_those_without_drafts(plain: Any, drafted: Any, prompt: list[i
 
     asked = BeamSearchParams(beam_width=2, max_tokens=6)
     beams = [
-        [sequence.tokens for sequence in llm.beam_search([{"prompt_token_ids": prompt}], asked)[0].sequences]
+        [
+            sequence.tokens
+            for sequence in llm.beam_search([{"prompt_token_ids": prompt}], asked)[0].sequences
+        ]
         for llm in (plain, drafted)
     ]
     assert len(beams[0]) == 2
@@ -158,6 +190,7 @@ def test_vllm_refuses_with_any_speculation(drafted: Any, prompt: list[int], name
     from vllm.exceptions import VLLMValidationError
 
     with pytest.raises(
-        VLLMValidationError, match=r"min_p and logit_bias .* not yet supported with speculative decoding"
+        VLLMValidationError,
+        match=r"min_p and logit_bias .* not yet supported with speculative decoding",
     ):
         finished(drafted, prompt, [REFUSED[name]])

@@ -1,4 +1,7 @@
-"""Sampled requests in vLLM: distributed as without drafts; a seed repeats a text only where the drafts are the same."""
+"""Sampled requests in vLLM: distributed as without drafts.
+
+A seed repeats a text only where the drafts are the same.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from tests.engines.vllm.engine import IN_VLLM, Request, counted, engine
 pytestmark = IN_VLLM
 
 SAMPLES = 160  # the interpreter is slow
-SAMPLED = {"temperature": 0.4, "ignore_eos": True}  # at which the likeliest token has about half of the mass
+SAMPLED = {
+    "temperature": 0.4,
+    "ignore_eos": True,
+}  # at which the likeliest token has about half of the mass
 
 
 def sampled(llm: Any, prompt: list[int], seeds: range, most: int) -> list[list[int]]:
@@ -46,9 +52,13 @@ def drafted(
 
 
 def distance(one: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> tuple[float, int]:
-    """Return the chi-squared statistic of two samples of the same size, and its degrees of freedom."""
+    """Return the chi-squared statistic of two samples of the
+    same size, and its degrees of freedom.
+    """
     counts = Counter(one), Counter(other)
-    frequent = [outcome for outcome, count in (counts[0] + counts[1]).most_common(12) if count >= 10]
+    frequent = [
+        outcome for outcome, count in (counts[0] + counts[1]).most_common(12) if count >= 10
+    ]
     pairs = [(counts[0][outcome], counts[1][outcome]) for outcome in frequent]
     pairs.append((len(one) - sum(a for a, _ in pairs), len(other) - sum(b for _, b in pairs)))
     return sum((a - b) ** 2 / (a + b) for a, b in pairs if a + b), len(pairs) - 1
@@ -57,9 +67,14 @@ def distance(one: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> tuple[
 def test_samples_are_distributed_as_without_drafts(
     drafted: Any, prompt: list[int], plain_samples: list[list[int]]
 ) -> None:
-    """Of the second token on, which are verified; with other seeds, so that both are independent."""
+    """Of the second token on, which are verified.
+
+    With other seeds, so that both are independent.
+    """
     texts = sampled(drafted, prompt, range(SAMPLES, 2 * SAMPLES), 3)
-    accepted, tried = (counted(drafted, f"spec_decode_num_{name}_tokens") for name in ("accepted", "draft"))
+    accepted, tried = (
+        counted(drafted, f"spec_decode_num_{name}_tokens") for name in ("accepted", "draft")
+    )
     assert 0.05 * tried < accepted < 0.9 * tried
     for first, end in ((0, 1), (1, 2), (2, 3), (0, 3)):
         statistic, freedom = distance(
@@ -69,8 +84,11 @@ def test_samples_are_distributed_as_without_drafts(
         assert statistic < freedom + 4 * (2 * freedom) ** 0.5, (first, end)
 
 
-def test_a_seed_repeats_a_text_without_drafts_alone(drafted: Any, plain: Any, prompt: list[int]) -> None:
-    """What is remembered or recycled changes the drafts, and vLLM draws from a seed by position and by draft.
+def test_a_seed_repeats_a_text_without_drafts_alone(
+    drafted: Any, plain: Any, prompt: list[int]
+) -> None:
+    """What is remembered or recycled changes the drafts, and vLLM
+    draws from a seed by position and by draft.
 
     If this fails, the docs may promise more.
     """

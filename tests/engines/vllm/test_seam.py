@@ -12,7 +12,7 @@ import pytest
 
 from rest_store.engines.vllm.plugin import _warn_once
 from rest_store.engines.vllm.seam import CREATE, PARTS, PROPOSE
-from rest_store.errors import EngineSettingsError
+from rest_store.errors import ArgumentError
 from rest_store.seam import difference, differences
 from tests.engines.vllm.engine import IN_VLLM, SPECULATIVE
 
@@ -27,11 +27,17 @@ def test_each_speculator_proposes_as_the_table_says() -> None:
     """Those of heads and lookups, of which an engine has one."""
     import vllm.v1.worker.gpu.spec_decode as package
 
-    names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    names = [
+        module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    ]
     modules = [importlib.import_module(name) for name in names]
-    speculators = {one for module in modules for one in vars(module).values() if hasattr(one, "propose")}
+    speculators = {
+        one for module in modules for one in vars(module).values() if hasattr(one, "propose")
+    }
     assert len(speculators) > 10
-    assert [found for one in speculators if (found := difference(PROPOSE, one.propose)) is not None] == []
+    assert [
+        found for one in speculators if (found := difference(PROPOSE, one.propose)) is not None
+    ] == []
 
 
 class Said(logging.Handler):
@@ -63,7 +69,12 @@ def said() -> Any:
     ],
 )
 def test_settings_that_vllm_does_not_use_get_one_warning(
-    model: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, v2: str, options: dict[str, Any], reason: str | None
+    model: Path,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    v2: str,
+    options: dict[str, Any],
+    reason: str | None,
 ) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
@@ -77,5 +88,7 @@ def test_a_wrong_setting_is_named_before_anything_starts(model: Path) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     settings = {"rest_store": {"datastore": ["code.ds"]}}
-    with pytest.raises(EngineSettingsError, match=r"additional_config\.rest_store: a key is 'datastore'"):
-        EngineArgs(str(model), additional_config=settings, speculative_config=SPECULATIVE).create_engine_config()
+    with pytest.raises(ArgumentError, match=r"additional_config\.rest_store: a key is 'datastore'"):
+        EngineArgs(
+            str(model), additional_config=settings, speculative_config=SPECULATIVE
+        ).create_engine_config()

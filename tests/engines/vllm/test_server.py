@@ -49,15 +49,27 @@ class Server:
         )
         script = script.replace('"datastores": []', f'"datastores": [{json.dumps(str(datastore))}]')
         # Without the time to shut down, vLLM kills its processes with what is not remembered yet.
-        more = {"--host": "127.0.0.1", "--port": self.url.rpartition(":")[2], "--shutdown-timeout": int(PATIENCE)}
+        more = {
+            "--host": "127.0.0.1",
+            "--port": self.url.rpartition(":")[2],
+            "--shutdown-timeout": int(PATIENCE),
+        }
         more |= {"--max-model-len": LENGTH, "--max-num-seqs": 4}
         script = script.rstrip() + "".join(f" {name} {value}" for name, value in more.items())
         (figures := log.with_name("figures")).mkdir()
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        own = {"PATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PROMETHEUS_MULTIPROC_DIR": str(figures)}
+        own = {
+            "PATH": path,
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            "PROMETHEUS_MULTIPROC_DIR": str(figures),
+        }
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                ["bash", "-c", script], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **own}
+                ["bash", "-c", script],
+                cwd=ROOT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **own},
             )
         while self.process.poll() is None and self.get("/health") is None:
             time.sleep(0.1)
@@ -123,12 +135,17 @@ def test_streams_at_once(client: Any, requests: list[Request], texts: list[list[
     assert written == texts
 
 
-def test_metrics_of_the_drafter_are_the_servers(server: Server, client: Any, requests: list[Request]) -> None:
+def test_metrics_of_the_drafter_are_the_servers(
+    server: Server, client: Any, requests: list[Request]
+) -> None:
     tokens_of(client, requests[0], 60)
     until(lambda: server.metrics().get("rest_store_engine_accepted_tokens_total", 0) > 0)
     metrics = server.metrics()
     assert metrics["vllm:spec_decode_num_accepted_tokens_total"] > 0
-    assert metrics["rest_store_engine_draft_tokens_total"] >= metrics["rest_store_engine_accepted_tokens_total"]
+    assert (
+        metrics["rest_store_engine_draft_tokens_total"]
+        >= metrics["rest_store_engine_accepted_tokens_total"]
+    )
     assert metrics.get("rest_store_engine_errors_total", 0) == 0
 
 

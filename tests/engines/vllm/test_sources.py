@@ -17,7 +17,10 @@ def test_a_service_that_dies_costs_drafts_and_no_text(
     model: Path, datastore: Path, requests: list[Request], texts: list[list[int]]
 ) -> None:
     settings = {"drafting": "remote", "source_timeout": 60}
-    with running(datastore) as service, engine(model, settings | {"datastores": [service.target]}) as llm:
+    with (
+        running(datastore) as service,
+        engine(model, settings | {"datastores": [service.target]}) as llm,
+    ):
         assert answers(llm, requests[:4]) == texts[:4]
         drafted = counted(llm, "spec_decode_num_accepted_tokens")
         assert drafted > 0
@@ -25,13 +28,17 @@ def test_a_service_that_dies_costs_drafts_and_no_text(
         assert answers(llm, requests) == texts
 
 
-def test_answers_are_remembered(model: Path, requests: list[Request], texts: list[list[int]], tmp_path: Path) -> None:
+def test_answers_are_remembered(
+    model: Path, requests: list[Request], texts: list[list[int]], tmp_path: Path
+) -> None:
     """Finished requests and aborted ones, while the engine runs; they draft for later ones."""
     with engine(model, {"remember": str(tmp_path / "live")}) as llm:
         assert answers(llm, requests, {5: 30})[0] == texts[0]
         with LiveDatastore.open(tmp_path / "live", read_only=True) as live:
             for text in texts:
-                beginning = text[:10]  # of the last tokens before the longest length, vLLM asks for no drafts
+                beginning = text[
+                    :10
+                ]  # of the last tokens before the longest length, vLLM asks for no drafts
                 until(lambda beginning=beginning: len(beginning) < 10 or live.count(beginning))
         before = counted(llm, "spec_decode_num_accepted_tokens")
         assert answers(llm, requests) == texts

@@ -1,4 +1,6 @@
-"""A plug-in of SGLang's for tests: its attention in torch, which knows no trees, gets their mask."""
+"""A plug-in of SGLang's for tests: its attention in torch,
+which knows no trees, gets their mask.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from typing import Any
 
 import torch
 
-_ATTENTION = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend"
+_ATTENTION = (
+    "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend"
+)
 
 
 def install() -> None:
@@ -34,7 +38,10 @@ def _forward_extend(
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
     nodes, rows = batch.spec_info.draft_token_num, batch.batch_size
-    pool, written = backend.token_to_kv_pool, KVWriteLoc(batch.out_cache_loc, backend.swa_out_cache_loc)
+    pool, written = (
+        backend.token_to_kv_pool,
+        KVWriteLoc(batch.out_cache_loc, backend.swa_out_cache_loc),
+    )
     pool.set_kv_buffer(layer, written, k, v)
     keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
     queries = q.view(rows, nodes, layer.tp_q_head_num, layer.qk_head_dim).transpose(1, 2)
@@ -42,7 +49,9 @@ def _forward_extend(
     attended = torch.empty(rows, nodes, layer.tp_q_head_num, layer.v_head_dim, dtype=q.dtype)
     for row in range(rows):
         length = int(batch.seq_lens[row])
-        slots = backend.req_to_token_pool.req_to_token[batch.req_pool_indices[row], : length + nodes].long()
+        slots = backend.req_to_token_pool.req_to_token[
+            batch.req_pool_indices[row], : length + nodes
+        ].long()
         attended[row] = torch.nn.functional.scaled_dot_product_attention(
             queries[row],
             keys[slots].transpose(0, 1),

@@ -1,8 +1,10 @@
-"""With this folder on PYTHONPATH, Python has a Triton that interprets kernels, also where it has no driver.
+"""With this folder on PYTHONPATH, Python has a Triton that
+interprets kernels, also where it has no driver.
 
-vLLM's model runner V2 needs Triton, which has no back end for CPUs. Its interpreter needs none, but vLLM looks for one
-by its name. The interpreter of Triton 3.9 takes masks of no other type than bool, which those of vLLM's kernels are
-where they are compiled, and its `tl.range` yields Python's numbers, where compiled kernels have tensors.
+vLLM's model runner V2 needs Triton, which has no back end for CPUs. Its interpreter needs none, but
+vLLM looks for one by its name. The interpreter of Triton 3.9 takes masks of no other type than
+bool, which those of vLLM's kernels are where they are compiled, and its `tl.range` yields Python's
+numbers, where compiled kernels have tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ def interpret_kernels() -> None:
     def patch_lang_core(lang: Any, scope: Any) -> None:
         patch(lang, scope)
         numbers = lang.range
-        scope.set_attr(lang, "range", lambda *bounds, **options: map(interpreter._implicit_cvt, numbers(*bounds)))
+        scope.set_attr(
+            lang,
+            "range",
+            lambda *bounds, **options: map(interpreter._implicit_cvt, numbers(*bounds)),
+        )
 
     patch, interpreter._patch_lang_core = interpreter._patch_lang_core, patch_lang_core
     InterpreterBuilder.create_masked_load = create_masked_load

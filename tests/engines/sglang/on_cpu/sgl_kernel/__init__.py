@@ -1,4 +1,6 @@
-"""The compiled kernels that SGLang's speculation calls on a CPU, in torch, for tests: those need AVX-512."""
+"""The compiled kernels that SGLang's speculation calls on a CPU, in
+torch, for tests: those need AVX-512.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +11,41 @@ import torch
 
 
 def assign_extend_cache_locs_cpu(
-    requests: torch.Tensor, slots: torch.Tensor, start: torch.Tensor, end: torch.Tensor, out: torch.Tensor, _: int
+    requests: torch.Tensor,
+    slots: torch.Tensor,
+    start: torch.Tensor,
+    end: torch.Tensor,
+    out: torch.Tensor,
+    _: int,
 ) -> None:
-    """Write the cache's slots for the tokens `start` to `end` of each request, one request after the other."""
+    """Write the cache's slots for the tokens `start` to `end` of
+    each request, one request after the other.
+    """
     ranges = zip(requests.tolist(), start.tolist(), end.tolist(), strict=True)
     found = torch.cat([slots[request, first:last] for request, first, last in ranges])
     out[: found.numel()] = found.to(out.dtype)
 
 
 def assign_req_to_token_pool_cpu(
-    requests: torch.Tensor, slots: torch.Tensor, start: torch.Tensor, end: torch.Tensor, new: torch.Tensor, _: int
+    requests: torch.Tensor,
+    slots: torch.Tensor,
+    start: torch.Tensor,
+    end: torch.Tensor,
+    new: torch.Tensor,
+    _: int,
 ) -> None:
-    """Give the tokens `start` to `end` of each request the slots `new`, one request after the other."""
+    """Give the tokens `start` to `end` of each request the slots
+    `new`, one request after the other.
+    """
     at = 0
     for request, first, last in zip(requests.tolist(), start.tolist(), end.tolist(), strict=True):
         slots[request, first:last] = new[at : at + last - first].to(slots.dtype)
         at += last - first
 
 
-def fill_accept_out_cache_loc_cpu(accepted: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
+def fill_accept_out_cache_loc_cpu(
+    accepted: torch.Tensor, slots: torch.Tensor, out: torch.Tensor
+) -> None:
     """Write the slots of the accepted nodes; -1 is none."""
     nodes = accepted.flatten()
     nodes = nodes[nodes >= 0].long()
@@ -55,7 +73,9 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling: torch.Tensor,
     target_predict: torch.Tensor,
 ) -> None:
-    """Walk down each tree along the tokens that the model would write, through first children and siblings."""
+    """Walk down each tree along the tokens that the model would
+    write, through first children and siblings.
+    """
     for row in range(len(candidates)):
         path = [0]
         while len(path) <= accept_index.shape[1]:

@@ -19,14 +19,19 @@ def reconstruct_indices_from_tree_mask(
     batch: int,
     nodes: int,
 ) -> None:
-    """Write positions and links of the nodes; the last ancestor in a node's row of the mask is its parent."""
+    """Write positions and links of the nodes.
+
+    The last ancestor in a node's row of the mask is its parent.
+    """
     trees = mask.view(batch, nodes, nodes).tolist()
     for row, tree in enumerate(trees):
         ancestors = [[node for node in range(child) if tree[child][node]] for child in range(nodes)]
         parents = [above[-1] if above else -1 for above in ancestors]
         for node in range(nodes):
             children = [child for child in range(node + 1, nodes) if parents[child] == node]
-            siblings = [other for other in range(node + 1, nodes) if parents[other] == parents[node]]
+            siblings = [
+                other for other in range(node + 1, nodes) if parents[other] == parents[node]
+            ]
             positions[row * nodes + node] = int(lengths[row]) + len(ancestors[node])
             index[row, node] = row * nodes + node
             next_token[row, node] = children[0] if children else -1

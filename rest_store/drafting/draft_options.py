@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.datastore.validation import IntSequence, limit
-from rest_store.errors import ContextTypeError, LimitError, TokenRangeError, describe
+from rest_store.datastore.validation import IntSequence, check_int
+from rest_store.errors import ArgumentError, ContextTypeError, QueryError, describe
 
 NO_COSTS = np.zeros(0)  # for a draft that is not cut to the size with the most tokens per second
 _LAST_TOKEN = 2**31 - 1
@@ -19,7 +19,7 @@ TOP_K = 8  # most likely tokens that sessions read of a row
 TopK: TypeAlias = npt.NDArray[np.int32]  # rows of most likely tokens, [n, k]; -1 ends a row
 
 
-class DraftLimits(NamedTuple):
+class DraftOptions(NamedTuple):
     """What a session is asked for; the arguments of the kernel's `draft`.
 
     Attributes:
@@ -33,33 +33,42 @@ class DraftLimits(NamedTuple):
     is_chain: bool = False
 
     @classmethod
-    def of(cls, max_nodes: object, costs: npt.ArrayLike | None, shape: object) -> DraftLimits:
-        """Return the limits that the arguments of `DraftSession.draft` mean; raise LimitError as it does."""
-        nodes = limit("max_nodes", max_nodes, MAX_NODES, least=0, where="draft session")
+    def from_arguments(
+        cls, max_nodes: object, costs: npt.ArrayLike | None, shape: object
+    ) -> DraftOptions:
+        """Return the limits that the arguments of `DraftSession.draft` mean.
+
+        Raise ArgumentError as it does.
+        """
+        nodes = check_int("max_nodes", max_nodes, MAX_NODES, minimum=0, where="draft session")
         if shape not in ("tree", "chain"):
-            raise LimitError(describe("draft session", "shape", repr(shape), "'tree' or 'chain'"))
+            raise ArgumentError(
+                describe("draft session", "shape", repr(shape), "'tree' or 'chain'")
+            )
         if costs is None:
             return cls(nodes, NO_COSTS, shape == "chain")
-        times = _times_of(costs, nodes)
+        times = _parse_costs(costs, nodes)
         return cls(times.size - 1, times, shape == "chain")
 
 
-def _times_of(costs: npt.ArrayLike, nodes: int) -> npt.NDArray[np.float64]:
+def _parse_costs(costs: npt.ArrayLike, nodes: int) -> npt.NDArray[np.float64]:
     """Return the times of steps with 0, 1, .. n draft tokens, float64[n + 1], n <= `nodes`.
 
     Raises:
-        LimitError: `costs` are not 1-D positive numbers.
+        ArgumentError: `costs` are not 1-D positive numbers.
     """
     try:
         array = np.asarray(costs, np.float64, order="C")
     except (TypeError, ValueError, OverflowError):  # an int that no float can hold
         array = np.empty((0, 0))
     if array.ndim != 1 or array.size == 0 or not bool(np.all((array > 0) & np.isfinite(array))):
-        raise LimitError(describe("draft", "costs", f"of shape {array.shape}", "1-D positive finite numbers"))
+        raise ArgumentError(
+            describe("draft", "costs", f"of shape {array.shape}", "1-D positive finite numbers")
+        )
     return array[: nodes + 1]
 
 
-def tokens_of(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
+def parse_tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
     """Return `values` as int32; raise unless they are 1-D integers from 0 on."""
     array = _integers(what, values)
     if array.ndim != 1:
@@ -67,26 +76,33 @@ def tokens_of(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
     narrow = array.dtype == np.int32  # then no token is too great
     if array.size and not (array.min() >= 0 and (narrow or array.max() <= _LAST_TOKEN)):
         outside = int(array.min()) if int(array.min()) < 0 else int(array.max())
-        raise TokenRangeError(describe("draft session", f"token id in {what}", outside, f"0..{_LAST_TOKEN}"))
+        raise QueryError(
+            describe("draft session", f"token id in {what}", outside, f"0..{_LAST_TOKEN}")
+        )
     return np.ascontiguousarray(array, np.int32)
 
 
-def references_of(values: Iterable[IntSequence]) -> list[npt.NDArray[np.int32]]:
-    """Return the references of a session as int32, without empty ones; raise as `tokens_of`."""
+def parse_references(values: Iterable[IntSequence]) -> list[npt.NDArray[np.int32]]:
+    """Return the references of a session as int32, without empty ones; raise as `parse_tokens`."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         found, expected = f"a {type(values).__name__}", "a list of 1-D integers"
         raise ContextTypeError(describe("draft session", "references", found, expected))
-    references = [tokens_of(f"references[{i}]", reference) for i, reference in enumerate(values)]
+    references = [parse_tokens(f"references[{i}]", reference) for i, reference in enumerate(values)]
     return [reference for reference in references if reference.size]
 
 
-def top_k_of(what: str, values: npt.ArrayLike | None) -> TopK | None:
-    """Return what sessions read of `values`, -1 for numbers that are no tokens; raise unless 2-D integers, or None."""
+def parse_top_k(what: str, values: npt.ArrayLike | None) -> TopK | None:
+    """Return what sessions read of `values`, -1 for numbers that are no tokens.
+
+    Raise unless 2-D integers, or None.
+    """
     if values is None:
         return None
     array = _integers(what, values)
     if array.ndim != 2:
-        raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", "[n, k] integers"))
+        raise ContextTypeError(
+            describe("draft session", what, f"of shape {array.shape}", "[n, k] integers")
+        )
     likely = array[:, :TOP_K]
     rows = likely.astype(np.int32, order="C")
     rows[(likely < 0) | (likely > _LAST_TOKEN)] = -1
@@ -99,5 +115,7 @@ def _integers(what: str, values: Any) -> npt.NDArray[Any]:
     except (TypeError, ValueError):  # ragged
         array = np.empty((), dtype=object)
     if array.size and array.dtype.kind not in "iu":
-        raise ContextTypeError(describe("draft session", what, f"{array.ndim}-D {array.dtype}", "integers"))
+        raise ContextTypeError(
+            describe("draft session", what, f"{array.ndim}-D {array.dtype}", "integers")
+        )
     return array
