@@ -128,9 +128,9 @@ test-sglang: $(SGLANG)/.packages
 	$(SGLANG_PIP) install -q --no-deps --no-build-isolation --config-settings build-dir=build/sglang -e .
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang
 
-# Builds and parts on a Ray cluster of several nodes, some of which are killed.
+# Builds and partitions on a Ray cluster of several nodes, some of which are killed.
 test-ray: setup
-	REST_STORE_RAY=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/build_index/test_ray.py tests/examples/test_ray_parts.py
+	REST_STORE_RAY=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/build_index/test_ray.py tests/examples/test_ray_partitions.py
 
 # Random generations, messages, damage and kills; a failure says how to run its case again.
 fuzz: setup

@@ -20,7 +20,7 @@ from timing import percentiles
 from walks import CONTEXT, Walk, long_walks
 
 from rest_store import accept_all, draft_all
-from rest_store.bench.options import (
+from rest_store.bench.measurement_options import (
     Destination,
     datastores_option,
     every_option,
@@ -29,11 +29,11 @@ from rest_store.bench.options import (
 )
 from rest_store.bench.recordings import read_recordings, split
 from rest_store.bench.results import write_result
+from rest_store.command_options import SETTINGS
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.opening import open_datastores
-from rest_store.options import SETTINGS
 
 DRAFTS = {"16 nodes": (16, "tree"), "64 nodes": (64, "tree"), "chain of 8": (8, "chain")}
 SESSIONS, STEPS, ROUNDS = 64, 12, 5  # of a batch

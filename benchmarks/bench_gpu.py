@@ -24,9 +24,9 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rest_store.bench.results import write_text
+from rest_store.command_options import FILE, SETTINGS, json_option, to_be_written
 from rest_store.generation.seam import CACHE
 from rest_store.generation.support import vocabulary_size
-from rest_store.options import FILE, SETTINGS, json_option, to_be_written
 
 SHAPES = {
     "7b": {

@@ -35,24 +35,21 @@ import numpy as np
 import numpy.typing as npt
 from timing import percentiles, time_each
 
-from rest_store.bench.options import Destination, result_options
+from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
+from rest_store.command_options import PATH, SETTINGS
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.store import Store
 from rest_store.drafting.session import DraftSession
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.options import PATH, SETTINGS
 
 SIZE = 500  # tokens of a document
 TURN = 2_000  # contexts
 SESSIONS, STEPS = 50, 4  # of a turn, each in a context of its own; and of a session
 CONTEXT = 32
-FOLLOWERS, DOCUMENTS, AT_ONCE = (
-    8,
-    10_000,
-    50,
-)  # replicas, what is added beside them, and in one request
+# Replicas, what is added beside them, and in one request.
+FOLLOWERS, DOCUMENTS, AT_ONCE = 8, 10_000, 50
 FOLLOW = """
 import sys, time
 from rest_store.live.live_datastore import LiveDatastore
@@ -77,9 +74,8 @@ with DatastoreClient(target, datastore=name) as client:
         time.sleep(max(0.0, began + number / float(rate) - time.monotonic()))
         client.add([document])
 """
-Asking = Callable[
-    [Store, list[list[int]]], list[float]
-]  # queries a store after contexts: the microseconds of each
+# Queries a store after contexts: the microseconds of each.
+Asking = Callable[[Store, list[list[int]]], list[float]]
 
 
 PARTS = ("add", "queries", "fleet")

@@ -29,7 +29,8 @@ from timing import percentiles
 
 from rest_store.bench.baselines import PromptLookupRule
 from rest_store.bench.cost_model import Batch, CostModel, batches_of
-from rest_store.bench.options import (
+from rest_store.bench.history import in_turn, new_live_datastore
+from rest_store.bench.measurement_options import (
     Destination,
     cost_model_options,
     datastores_option,
@@ -40,26 +41,22 @@ from rest_store.bench.options import (
     tokenizer_option,
 )
 from rest_store.bench.recordings import Recording, identity_of_texts, read_all, remembered, unfitted
-from rest_store.bench.remembering import in_turn, new_live_datastore
 from rest_store.bench.replay import Outcome, fresh, replay, walk
 from rest_store.bench.results import write_result
+from rest_store.command_options import SETTINGS, max_nodes_option
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.opening import open_datastores
-from rest_store.options import SETTINGS, max_nodes_option
 
 PACKAGES = {"arctic-inference": "arctic_inference", "dejavuu": "dejavuu"}
 DEPTH = 64  # of suffix decoding's trees, as documented
 FACTORS = (1.0, 4.0, 16.0, 64.0)  # draft tokens for each token of its match
 PROBABILITIES = (0.0, 0.1, 0.3)  # below which it drafts no token
 FROM_TEXT = ("rest", "sam_decoding", "asam", "suffix_decoding")  # of dejavuu
-FROM_LOGITS = (
-    "token_recycling",
-    "logit_spec",
-    "stand",
-)  # of dejavuu, where recordings have likely tokens
+# Of dejavuu, where recordings have likely tokens.
+FROM_LOGITS = ("token_recycling", "logit_spec", "stand")
 WIDTHS = (1, 4)  # of dejavuu's trees; 1: chains
 Tokens = npt.NDArray[np.int32]
 Opening = Callable[[Tokens], contextlib.AbstractContextManager[Any]]

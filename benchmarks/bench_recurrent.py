@@ -30,8 +30,9 @@ import transformers
 from transformers import DynamicCache
 
 import rest_store
-from rest_store.bench.options import Destination, result_options
+from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
+from rest_store.command_options import SETTINGS
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
@@ -40,7 +41,6 @@ from rest_store.generation.continuation import difference
 from rest_store.generation.deferred import Mixers
 from rest_store.generation.prepacking import prepacked_weights
 from rest_store.generation.seam import name_of_cache
-from rest_store.options import SETTINGS
 
 WIDTHS = (1, 2, 9, 17)
 PROMPT = 64
@@ -228,7 +228,7 @@ def measure_speed(model: Any, tokens: int, rounds: int) -> dict[str, Any]:
     for number in range(1 + rounds):
         for way, taken in seconds.items():
             ours = (
-                {"custom_generate": rest_store.generate, "drafter": [ways[way](number)]}
+                {"custom_generate": rest_store.generate, "sources": [ways[way](number)]}
                 if way != "plain"
                 else {}
             )
@@ -264,8 +264,10 @@ if way == "plain":
     model.generate(ids, **asked)
 else:
     source = bench.Known(plain[0, bench.PROMPT:].tolist(), 0.8)
-    model.generate(ids, **asked, custom_generate=rest_store.generate, drafter=[source], adaptive=False)
-peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    drafted = dict(custom_generate=rest_store.generate, sources=[source], adaptive=False)
+    model.generate(ids, **asked, **drafted)
+lines = Path("/proc/self/status").read_text().splitlines()
+peak = next(line for line in lines if line.startswith("VmHWM"))
 print(peak.split()[1])
 """
 

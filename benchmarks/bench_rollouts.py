@@ -32,9 +32,9 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rest_store
-from rest_store.bench.options import Destination, result_options
+from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
-from rest_store.options import PATH, SETTINGS
+from rest_store.command_options import PATH, SETTINGS
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "grpo.py"))
 GROUP = 8  # samples of a prompt

@@ -32,7 +32,7 @@ import numpy as np
 from timing import percentiles
 from walks import CONTEXT, Walk, long_walks
 
-from rest_store.bench.options import (
+from rest_store.bench.measurement_options import (
     Destination,
     datastores_option,
     every_option,
@@ -41,10 +41,10 @@ from rest_store.bench.options import (
 )
 from rest_store.bench.recordings import read_recordings, split
 from rest_store.bench.results import write_result
+from rest_store.command_options import SETTINGS
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.opening import open_datastores
-from rest_store.options import SETTINGS
 from rest_store.service.client.client import DatastoreClient
 
 NODES = (16, 64)

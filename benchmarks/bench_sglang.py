@@ -17,9 +17,9 @@ from typing import Any
 
 import click
 
-from rest_store.bench.options import Destination, result_options
+from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
-from rest_store.options import (
+from rest_store.command_options import (
     FILE,
     PATH,
     SETTINGS,

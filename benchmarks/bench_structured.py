@@ -23,10 +23,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rest_store
-from rest_store.bench.options import Destination, result_options
+from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
+from rest_store.command_options import SETTINGS
 from rest_store.drafting.grammar_matchers import LlguidanceMatcher
-from rest_store.options import SETTINGS
 
 Schema = dict[str, Any]
 
@@ -299,7 +299,7 @@ def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) ->
                 **options,
                 logits_processor=[mask],
                 custom_generate=rest_store.generate,
-                drafter=sources,
+                sources=sources,
                 return_dict_in_generate=True,
             )
             way.seconds += time.process_time() - began

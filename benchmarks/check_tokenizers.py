@@ -182,9 +182,8 @@ def answer(tokenizer: Any, chat: Chat, end: int) -> str:
     )
     content = chat[end]["content"].strip()
     place = text.rfind(content)
-    own = text[
-        len(prompt) if text.startswith(prompt) else place : place + len(content)
-    ]  # some add a further header
+    # Some add a further header.
+    own = text[len(prompt) if text.startswith(prompt) else place : place + len(content)]
     return str(tokenizer.decode(tokenizer(own, add_special_tokens=False)["input_ids"])).strip()
 
 
@@ -224,7 +223,6 @@ def stored(datastore: Path) -> Iterator[list[int]]:
 
 
 if __name__ == "__main__":
-    logging.disable(
-        logging.WARNING
-    )  # here, for the whole process: whoever imports this keeps its log
+    # Here, for the whole process: whoever imports this keeps its log.
+    logging.disable(logging.WARNING)
     main()

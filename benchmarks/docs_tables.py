@@ -453,9 +453,8 @@ def rollouts() -> str:
 def rollouts_replayed() -> str:
     """M of the last epoch's samples by method and by the epochs known before."""
     measured = results("peers_rollouts")
-    known = dict.fromkeys(
-        row["knows"] for row in measured
-    )  # in the order in which they were measured
+    # In the order in which they were measured.
+    known = dict.fromkeys(row["knows"] for row in measured)
     labels = ["nothing", "epoch 1", "epochs 1 and 2", "epochs 1 to 3"]
     methods = {
         "prompt lookup, 3-gram": "prompt lookup, 3-gram",

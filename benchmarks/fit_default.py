@@ -28,9 +28,7 @@ import click
 import numpy as np
 
 from rest_store.bench.formats import Encode
-from rest_store.bench.options import every_option, recordings_option
-from rest_store.bench.recordings import Recording, encoder, read_recordings, split
-from rest_store.bench.remembering import (
+from rest_store.bench.history import (
     Known,
     Order,
     among_others,
@@ -38,14 +36,16 @@ from rest_store.bench.remembering import (
     logits_of,
     new_live_datastore,
 )
+from rest_store.bench.measurement_options import every_option, recordings_option
+from rest_store.bench.recordings import Recording, encoder, read_recordings, split
 from rest_store.bench.replay import Outcome, fit_calibration, replay
 from rest_store.bench.results import file_hash
+from rest_store.command_options import PATH, SETTINGS, Decorator
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.options import PATH, SETTINGS, Decorator
 
 
 class Job(NamedTuple):

@@ -51,9 +51,8 @@ class Walk:
         """
         if self.top_k is None or self.elsewhere is None:
             return {}
-        read = self.top_k[
-            begin - self.start : begin - self.start + 1 + len(path)
-        ]  # the bonus token was not read yet
+        # The bonus token was not read yet.
+        read = self.top_k[begin - self.start : begin - self.start + 1 + len(path)]
         top_k = np.full((self.end_of(begin, path) - begin, read.shape[1]), -1, np.int64)
         top_k[: len(path)] = read[1 : 1 + len(top_k)]
         node_top_k = np.concatenate(

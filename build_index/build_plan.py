@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import rest_store
+from build_index.build_options import BuildOptions
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts
-from build_index.options import BuildOptions
 from build_index.slices import slice_bytes
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import ResumeError, describe

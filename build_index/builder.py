@@ -18,6 +18,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
+from build_index.build_options import MAX_LOST_SHARE, BuildOptions, BuildSummary
 from build_index.build_plan import (
     build_plan,
     program,
@@ -29,8 +30,7 @@ from build_index.build_plan import (
 from build_index.corpus import Corpus, empty_corpora, open_corpus
 from build_index.documents import CorpusCounts, well_formed
 from build_index.duplicates import SeenDocuments
-from build_index.errors import output_errors
-from build_index.memory import (
+from build_index.memory_plan import (
     MemoryPlan,
     MemoryPlanner,
     limit_arenas,
@@ -38,7 +38,7 @@ from build_index.memory import (
     resident_bytes,
     sufficient_budget,
 )
-from build_index.options import MAX_LOST_SHARE, BuildOptions, BuildSummary
+from build_index.output_errors import output_errors
 from build_index.progress import ProgressListener
 from build_index.ray_workers import RayWorkers, connected
 from build_index.readers.parquet import HeldAtOnceError
@@ -70,16 +70,15 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         progress: called with the progress of each stage, by this thread, a few times a second.
 
     Raises:
-        CorpusError: a corpus cannot be read; CorpusError: there is nothing to store.
+        CorpusError: a corpus cannot be read, or there is nothing to store.
         TokenizerLoadError: the tokenizer cannot be loaded.
         MemoryBudgetError: the build does not fit into the memory budget.
         OutputError: the datastore cannot be written, or something else is at its place.
         DatastoreError: new shards cannot be opened, for instance because too many files are open.
         ResumeError: `options.resume` is set, and there is nothing to resume, or it has other
             inputs, options or another tokenizer, or is damaged.
-        WorkerError: a worker process ends.
+        WorkerError: a worker process ends, or the cluster cannot do the build.
         MissingExtraError: a package of the extra [build] is missing, or Ray, for `options.ray`.
-        WorkerError: its cluster cannot do the build.
 
     Whatever happens, even if the process is killed, `options.out` holds its old content or the
     complete datastore. What an interrupted build has made is kept beside it: the next one of the

@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
 """The date that templates see: Llama 3's default."""
 _VARIABLES = {"tools": None, "documents": None}
-_ERRORS = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)  # of turns it cannot use
+# Of turns it cannot use.
+_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class RefusalError(Exception):
@@ -132,9 +126,8 @@ def _compiled(source: str) -> jinja2.Template:
         raise jinja2.TemplateError(message)
 
     def tojson(value: object, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, **options
-        )  # Jinja's own filter escapes HTML
+        # Jinja's own filter escapes HTML.
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, jinja2.ext.loopcontrols]

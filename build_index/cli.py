@@ -14,19 +14,13 @@ from typing import Any
 import click
 
 import rest_store
+from build_index.build_options import BuildOptions, BuildSummary
 from build_index.corpus_spec import CorpusSpec, corpus_options
 from build_index.documents import well_formed
-from build_index.options import BuildOptions, BuildSummary
 from build_index.size import parse_size, size_text
+from rest_store.command_options import PATH, SETTINGS, json_option
 from rest_store.datastore.render import counted, one_line
-from rest_store.errors import (
-    CorpusError,
-    CorpusFormatError,
-    MemoryBudgetError,
-    RestStoreError,
-    ResumeError,
-)
-from rest_store.options import PATH, SETTINGS, json_option
+from rest_store.errors import CorpusError, MemoryBudgetError, RestStoreError, ResumeError
 
 _HELP = """Build a datastore from corpora.
 
@@ -178,10 +172,9 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
         except KeyboardInterrupt:
             message, status = "interrupted" + _resume_hint(out), _INTERRUPTED_STATUS
         except (RestStoreError, OSError) as error:
-            hint = (
-                "" if isinstance(error, ResumeError) else _resume_hint(out)
-            )  # it says itself what to do
-            if hint and isinstance(error, CorpusFormatError | CorpusError):
+            # It says itself what to do.
+            hint = "" if isinstance(error, ResumeError) else _resume_hint(out)
+            if hint and isinstance(error, CorpusError):
                 hint = (
                     " (what is made of other corpora is kept: mend this one or leave it out, and"
                     " build again)"

@@ -40,9 +40,8 @@ _CERTAIN = 16  # characters of an answer that tell where it stands
 _CALLS_COMPARED = 64
 _PLACES = 64
 _STABLE = 4  # answers of a kind that tell how a template treats others
-_MAX_EFFORT = (
-    1 << 25
-)  # characters rendered for one conversation; what follows is stored as history shows it
+# Characters rendered for one conversation; what follows is stored as history shows it.
+_MAX_EFFORT = 1 << 25
 _TURN = 512  # characters as which a turn counts at least
 _SEARCHED = 16  # characters searched take the time of one that is rendered
 _MAX_CONTROL_LENGTH = 256
@@ -451,10 +450,8 @@ class _Writing:
         None: it has another.
         """
         same = self._same(self._base, rendered)
-        tail, history = (
-            self._base[same:],
-            rendered[same:-1],
-        )  # an answer that ends all is another one
+        # An answer that ends all is another one.
+        tail, history = self._base[same:], rendered[same:-1]
         size = _longest_suffix(tail, history)
         suffix = tail[len(tail) - size :]
         if not self._turns[self._done - 1].ends_in(suffix, self._form):

@@ -301,9 +301,8 @@ class Corpus:
         """Yield the documents of an archive of `size` bytes, whose
         files are read as those of a directory are.
         """
-        include = (
-            () if self.source.is_directory else self.spec.include
-        )  # which has chosen the archive itself
+        # Which has chosen the archive itself.
+        include = () if self.source.is_directory else self.spec.include
         globs = Globs(include, self.spec.exclude)
         counts, total = CorpusCounts(), 0
         inside = replace(records, counts=counts, strict=False)

@@ -10,12 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 MAX_DOCUMENT_BYTES = 16 << 20
-"""Larger records and documents are not read. It does not depend on the memory, since it decides what is stored."""
+"""Larger records and documents are not read.
+
+The size is fixed, and not one of the memory, because it decides what is stored.
+"""
 BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more would only take memory
 BATCH_DOCUMENTS = 1 << 13
 
 Message: TypeAlias = tuple[str, ...]
-"""Role and content, such as `("user", "What is a suffix array?")`, and further fields as JSON, if there are any."""
+"""Role and content, such as `("user", "What is a suffix array?")`.
+
+Further fields follow as JSON, if there are any.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,10 @@ class StageProgress:
 
 
 ProgressListener: TypeAlias = Callable[[StageProgress], None]
-"""A function that is called with the progress of a build: a few times a second, and at the end of each stage."""
+"""A function that is called with the progress of a build.
+
+It is called a few times a second, and at the end of each stage.
+"""
 
 
 class ProgressLine:

@@ -166,9 +166,8 @@ def _tokenize(versions: dict[str, str], setup: list[Any], part: Slice) -> SliceR
         _setups[reference] = ray.get(reference)
         _require_files(_setups[reference])
         prepare(_setups[reference])
-    return replace(
-        tokenize(_setups[reference], part), peak_memory=0
-    )  # which --memory does not bound there
+    # Which --memory does not bound there.
+    return replace(tokenize(_setups[reference], part), peak_memory=0)
 
 
 def _versions() -> dict[str, str]:

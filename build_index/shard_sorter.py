@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from build_index.errors import output_errors
+from build_index.output_errors import output_errors
 from build_index.size import size_text
 from build_index.staging import whole_file
 from build_index.suffix_array import peak_bytes, sorted_suffixes
@@ -47,9 +47,8 @@ def sort_shard(
         del tokens
     try:
         with output_errors(path):
-            symbols = np.fromfile(
-                path, np.uint8, offset=HEADER_SIZE
-            )  # a mapping would change if the file did
+            # A mapping would change if the file did.
+            symbols = np.fromfile(path, np.uint8, offset=HEADER_SIZE)
         keys, entries = sorted_suffixes(symbols, header.width, header.token_count)
     except MemoryError as error:
         size = size_text(peak_bytes(header.position_count, vocabulary_size))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from build_index.errors import output_errors
+from build_index.output_errors import output_errors
 from build_index.staging import part_of, shard_name
 from build_index.target_tokenizer import Tokens
 from rest_store.datastore.durable import put

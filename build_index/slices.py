@@ -27,8 +27,8 @@ import numpy as np
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts, CorpusFile, Document, batches
 from build_index.duplicates import content_digest
-from build_index.errors import output_errors
-from build_index.memory import resident_bytes
+from build_index.memory_plan import resident_bytes
+from build_index.output_errors import output_errors
 from build_index.staging import whole_file
 from build_index.target_tokenizer import TargetTokenizer, Tokens
 
@@ -167,9 +167,8 @@ def tokenize(setup: Setup, part: Slice) -> SliceReport:
             digests = b"".join(content_digest(document) for document, _ in kept)
             tokens = [ids for _, ids in kept]
             lengths = np.array([len(ids) for ids in tokens])
-            arrays = (
-                io.BytesIO()
-            )  # into a file, numpy says of a full disk only that less is written
+            # Into a file, numpy says of a full disk only that less is written.
+            arrays = io.BytesIO()
             for array in (np.frombuffer(digests, np.uint8), lengths, np.concatenate(tokens)):
                 np.save(arrays, array)
             file.write(arrays.getbuffer())

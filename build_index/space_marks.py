@@ -14,12 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_FLAGS = (
-    "single_word",
-    "lstrip",
-    "rstrip",
-    "normalized",
-)  # of added tokens that make other sections
+# Of added tokens that make other sections.
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 @dataclass(frozen=True)
@@ -75,9 +71,8 @@ def without_metaspace(tokenizer: dict[str, Any]) -> tuple[dict[str, Any], SpaceM
     if any(token[flag] for token in added for flag in _FLAGS):
         return None
     mark = pre_tokenizer["replacement"]
-    texts = sorted(
-        (token["content"] for token in added), key=len, reverse=True
-    )  # the longest is the token
+    # The longest is the token.
+    texts = sorted((token["content"] for token in added), key=len, reverse=True)
     pattern = re.compile(f"({'|'.join(map(re.escape, texts))})" if texts else "((?!))")
     marks = SpaceMarks(mark, pre_tokenizer.get("prepend_scheme", "always"), pattern)
     normalizer = {"type": "Replace", "pattern": {"String": " "}, "content": mark}

@@ -19,7 +19,7 @@ import numpy as np
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts
 from build_index.duplicates import SeenDocuments, digest_keys
-from build_index.errors import output_errors
+from build_index.output_errors import output_errors
 from build_index.progress import ProgressListener, StageProgress
 from build_index.shard_tokens import ShardTokens
 from build_index.slices import Slice, SliceReport, TokenBatch, cut, read_slice

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from build_index.errors import output_errors
+from build_index.output_errors import output_errors
 from rest_store.datastore.durable import put, sync
 from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
@@ -119,9 +119,8 @@ class Staging:
                 compares them with the tokens.
         """
         with output_errors(self.path):
-            self._plan.unlink(
-                missing_ok=True
-            )  # first: what is left by a kill meanwhile cannot be resumed
+            # First: what is left by a kill meanwhile cannot be resumed.
+            self._plan.unlink(missing_ok=True)
             before = self.path / "before"
             if kept:
                 shutil.rmtree(before, ignore_errors=True)

@@ -38,16 +38,17 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
-"""Token ids of one document: 1-D, 2 bytes each if the vocabulary has at most 65,535 tokens, otherwise 4."""
+"""Token ids of one document, 1-D.
 
-CONTROL_MARK = (  # noncharacters (Unicode 23.7), which text for interchange does not contain
-    "\U0010ffff"
-)
+An id has 2 bytes if the vocabulary has at most 65,535 tokens, otherwise 4.
+"""
+
+# Noncharacters (Unicode 23.7), which text for interchange does not contain.
+CONTROL_MARK = "\U0010ffff"
 TEXT_MARK = "\U0010fffe"
 PIECE_CHARACTERS = 1 << 17  # longer texts are encoded in pieces, split at line ends
-BATCH_CHARACTERS = (
-    1 << 19
-)  # encoded at once: up to 400 bytes a character, by tokenizers and in the allocator
+# Encoded at once: up to 400 bytes a character, by tokenizers and in the allocator.
+BATCH_CHARACTERS = 1 << 19
 CHECKED_CHARACTERS = 1 << 18
 """The first texts of a build, all checked."""
 _SAMPLE = 256  # of the others, one in so many texts
@@ -90,9 +91,8 @@ class TargetTokenizer:
         self.identity = TokenizerIdentity.from_tokenizer_json(self._json, name)
         self._template = chat_template
         self._controls = sorted(text for text in self.identity.special_tokens if text)
-        longest_first = sorted(
-            self._controls, key=len, reverse=True
-        )  # as `tokenizers` matches them
+        # As `tokenizers` matches them.
+        longest_first = sorted(self._controls, key=len, reverse=True)
         self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._numbers = {text: number for number, text in enumerate(self._controls)}
         _mark_controls(fields, self._numbers)

@@ -69,7 +69,7 @@ def loaded_apart(tokenizer: object) -> object:
     """
     if "torch" in sys.modules or not isinstance(tokenizer, str | os.PathLike):
         return tokenizer
-    if os.path.isfile(local_path(tokenizer)):
+    if os.path.isfile(local_path(tokenizer)):  # noqa: PTH113
         return tokenizer
     name = os.fspath(tokenizer)
     quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}  # that torch is absent

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from build_index.corpus import Corpus
-from build_index.memory import limit_arenas
+from build_index.memory_plan import limit_arenas
 from build_index.shard_sorter import sort_shard
 from build_index.slices import Setup, Slice, SliceReport, tokenize
 from rest_store.errors import WorkerError
 
-_SHARE = (
-    32 << 20
-)  # bytes of corpora for each worker: it takes a second to start, in which the build reads as much
+# Bytes of corpora for each worker: it takes a second to start, in which the build reads as much.
+_SHARE = 32 << 20
 
 
 class Workers:
@@ -65,9 +64,8 @@ class Workers:
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(
-            target=run, name=f"sort {name}", daemon=True
-        ).start()  # a daemon: an interrupt does not wait
+        # A daemon: an interrupt does not wait.
+        threading.Thread(target=run, name=f"sort {name}", daemon=True).start()
         return future
 
     def close(self) -> None:
@@ -117,9 +115,8 @@ def _interrupts_later() -> Iterator[None]:
     for processes that it starts, and noted for this process, to which the system may deliver it by
     another thread.
     """
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # to which Python delivers signals
+    # To which Python delivers signals.
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
@@ -178,10 +175,8 @@ _setup: Setup | None = None
 
 def _begin(setup: Setup) -> None:
     global _setup
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # which are for the build, and may be sent to all its processes
+    # Which are for the build, and may be sent to all its processes.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # see `_interrupts_later`
     threading.Thread(target=_end_with_parent, daemon=True).start()

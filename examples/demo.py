@@ -53,9 +53,8 @@ def service(datastore: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
-                lines = [
-                    *takewhile(lambda line: line != "ready\n", process.stdout)
-                ]  # "listening on ADDRESS"
+                # "listening on ADDRESS".
+                lines = [*takewhile(lambda line: line != "ready\n", process.stdout)]
                 if not lines:
                     sys.exit("The service did not start.")  # it has said why
                 yield process, lines[0].split()[-1]
@@ -118,9 +117,8 @@ def main(model: str, datastore: str, memory: str, max_new_tokens: int) -> None:
     network, tokenizer = loaded(model)
     asker = Asker(network, tokenizer, max_new_tokens)
     with (
-        rest_store.prepacked_weights(
-            network
-        ),  # laid out for this CPU: a tree takes little longer than a token
+        # Laid out for this CPU: a tree takes little longer than a token.
+        rest_store.prepacked_weights(network),
         rest_store.Datastore.open(datastore, tokenizer=tokenizer) as store,
         rest_store.LiveDatastore.open(memory, tokenizer=tokenizer) as answers,
     ):

@@ -39,9 +39,8 @@ class Rollouts:
         The prompts of a group are equal, and follow each other.
         """
         model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
-        generator = rest_store.Generator(
-            model.eval(), tokenizer, self.sources
-        )  # training may keep no cache
+        # Training may keep no cache.
+        generator = rest_store.Generator(model.eval(), tokenizer, self.sources)
         prompt_ids, completion_ids = [], []
         chat = {"add_generation_prompt": True, "tokenize": False}
         texts = [tokenizer.apply_chat_template(prompt, **chat) for prompt in prompts]

@@ -40,9 +40,8 @@ def service(directory: str, model: str) -> Iterator[str]:
     ) as process:
         assert process.stdout is not None
         try:
-            lines = [
-                *takewhile(lambda line: line != "ready\n", process.stdout)
-            ]  # "listening on ADDRESS"
+            # "listening on ADDRESS".
+            lines = [*takewhile(lambda line: line != "ready\n", process.stdout)]
             if not lines:
                 sys.exit("The service did not start.")  # it has said why
             yield lines[0].split()[-1]

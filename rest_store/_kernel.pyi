@@ -1,8 +1,11 @@
-"""The compiled kernel as Python sees it; the code is in `rest_store/native/`, the bindings in its `python/`.
+"""The compiled kernel as Python sees it.
 
-Arrays are C-contiguous and on the CPU. Tokens are int32 on their way in. Bytes on their way out are little-endian
-columns, one after the other. Nothing here is checked for callers: the modules that use it word the errors. A ValueError
-says what is wrong with an argument. Calls that take long release the GIL.
+The code is in `rest_store/native/`, the bindings in its `python/`.
+
+Arrays are C-contiguous and on the CPU. Tokens are int32 on their way in. Bytes on their way out are
+little-endian columns, one after the other. Nothing here is checked for callers: the modules that
+use it word the errors. A ValueError says what is wrong with an argument. Calls that take long
+release the GIL.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,8 +48,8 @@ class FileMapping:
 class NativeKernel:
     """The exact queries of a datastore (`trees/kernel.hpp`). Thread-safe.
 
-    A suffix is the end of a context: 1 to 64 tokens of the vocabulary. A ValueError says that there are too many or too
-    few tokens, or that a limit is out of range.
+    A suffix is the end of a context: 1 to 64 tokens of the vocabulary. A ValueError says that there
+    are too many or too few tokens, or that a limit is out of range.
 
     Raises:
         DatastoreUnavailableError: a page of the files could not be read.
@@ -64,7 +67,10 @@ class NativeKernel:
         """Raise DatastoreUnavailableError if a page of the files could not be read."""
 
 class SuffixCache:
-    """Evidence of short suffixes (`session/suffix_cache.hpp`); shared by the readers of one datastore. Thread-safe."""
+    """Evidence of short suffixes (`session/suffix_cache.hpp`).
+
+    Shared by the readers of one datastore. Thread-safe.
+    """
 
     def __init__(self, shards: int, is_live: bool, /) -> None: ...
 
@@ -183,7 +189,9 @@ class NativeSession:
 
     def record(self, on: bool, /) -> None: ...
     def recorded(self) -> tuple[bytes, bytes, bytes]:
-        """Return features float32[rows, FEATURES], labels uint8[rows] and ends uint32[places] since the last call."""
+        """Return features float32[rows, FEATURES], labels uint8[rows]
+        and ends uint32[places] since the last call.
+        """
 
 def draft_all(
     sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, /
@@ -197,12 +205,16 @@ def accept_all(
     node_top_k: Sequence[TopK | None],
     /,
 ) -> None:
-    """Do what `NativeSession.accept` does for each of different sessions; raises before anything is appended."""
+    """Do what `NativeSession.accept` does for each of different sessions.
+
+    Raises before anything is appended.
+    """
 
 def merge_trees(
     trees: Sequence[PackedDraft], max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, /
 ) -> tuple[PackedDraft, list[bytes]]:
-    """Return the draft that trees make together, and for each tree its nodes there, int32[N], -1: cut.
+    """Return the draft that trees make together, and for each tree
+    its nodes there, int32[N], -1: cut.
 
     `rest_store.drafting.merge` describes the rule.
 
@@ -211,7 +223,8 @@ def merge_trees(
     """
 
 def top_tokens(logits: npt.NDArray[np.float32], count: int, /) -> bytes:
-    """Return the `count` likeliest tokens of each row of logits, int32[n, count], -1 where there are fewer.
+    """Return the `count` likeliest tokens of each row of logits,
+    int32[n, count], -1 where there are fewer.
 
     Args:
         logits: [n, vocabulary]; rows may have gaps between them.
@@ -237,7 +250,9 @@ def sort_suffixes(
     keys: npt.NDArray[np.uint64],
     entries: npt.NDArray[np.uint8],
 ) -> int:
-    """Sort the suffixes of symbols and pack them for a suffixes file; return 0, or the sorter's status.
+    """Sort the suffixes of symbols and pack them for a suffixes file.
+
+    Return 0, or the sorter's status.
 
     Args:
         sorter: address of the function `divsufsort`.

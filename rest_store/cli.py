@@ -21,12 +21,20 @@ else:
     import tomli as tomllib
 
 import rest_store
+from rest_store.command_options import (
+    FILE,
+    LOCATION,
+    PATH,
+    SETTINGS,
+    Group,
+    json_option,
+    max_nodes_option,
+)
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_SUFFIX
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
 from rest_store.extras import named_extras
-from rest_store.options import FILE, LOCATION, PATH, SETTINGS, Group, json_option, max_nodes_option
 from rest_store.service.options import Access, access_options, timeout_option
 from rest_store.terminal import draft_as_json, draw_draft, loading
 
@@ -63,18 +71,15 @@ class _Group(Group):
         )
 
     def invoke(self, context: click.Context) -> Any:
-        if isinstance(
-            sys.stdout, io.TextIOWrapper
-        ):  # a path may hold bytes that are not UTF-8; JSON knows \udc80 too
+        # A path may hold bytes that are not UTF-8; JSON knows \udc80 too.
+        if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         if os.environ.get("NO_COLOR"):  # https://no-color.org
             context.color = False
-        os.environ.setdefault(
-            "GRPC_VERBOSITY", "NONE"
-        )  # before gRPC is imported: its own lines are for its developers
-        if (
-            "OMP_WAIT_POLICY" not in os.environ
-        ):  # before torch is imported: its threads wait asleep after microseconds
+        # Before gRPC is imported: its own lines are for its developers.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        # Before torch is imported: its threads wait asleep after microseconds.
+        if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: click.echo(
@@ -168,8 +173,9 @@ def info(location: str, access: Access, timeout: float, as_json: bool) -> None:
 
     --json shows build options, too.
 
-    Of a service, HOST:PORT or unix:/path, it shows the datastores. The parts of a datastore are
-    shown together: HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same part.
+    Of a service, HOST:PORT or unix:/path, it shows the datastores. The partitions of a datastore
+    are shown together: HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same
+    partition.
     """
     from rest_store.datastore.datastore import Datastore
     from rest_store.live.directory import is_live
@@ -250,7 +256,8 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
         store = check_datastore(
             datastore, sort=sorted_suffixes if full else None, announce=announce
         )
-        shards, tokens = len(store.shards), store.manifest.token_count
+        shards = len(store.shards)
+        tokens = store.manifest.token_count
     if on_terminal:
         click.echo("\r" + " " * 50 + "\r", nl=False, err=True)
     verified = {"datastore": str(datastore), "verified": "full" if full else "checksums"}
@@ -331,9 +338,8 @@ def query(
             with DatastoreClient(
                 datastore, datastore=names or None, **access.arguments()
             ) as client:
-                name = client.info(
-                    timeout=timeout
-                ).tokenizer.name  # first: it may not be there at all
+                # First: it may not be there at all.
+                name = client.info(timeout=timeout).tokenizer.name
             missing = (
                 "a service has no tokenizer: pass --tokenizer (its datastores have"
                 f" {one_line(name)})"

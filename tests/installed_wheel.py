@@ -2,7 +2,9 @@
 
 Cibuildwheel runs this for each wheel.
 
-python -I tests/installed_wheel.py    # -I, or tests/build_index would stand for the package of that name
+python -I tests/installed_wheel.py
+
+Without `-I`, tests/build_index would stand for the package of that name.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ import build_index
 import rest_store
 from rest_store import _kernel
 
-GOLDEN = (
-    Path(__file__).resolve().parent / "datastore" / "golden" / "two-byte"
-)  # 1 2 3 1 2, 299, 0 1, and 5 5 5
+# 1 2 3 1 2, 299, 0 1, and 5 5 5.
+GOLDEN = Path(__file__).resolve().parent / "datastore" / "golden" / "two-byte"
 
 
 def main() -> None:

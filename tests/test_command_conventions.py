@@ -13,20 +13,12 @@ import click
 import pytest
 
 from rest_store.cli import main
-from rest_store.options import FILE
+from rest_store.command_options import FILE
 
 ROOT = Path(__file__).resolve().parents[1]
 METAVARS = {
-    *(
-        "FILE",
-        "DIR",
-        "PATH",
-        "LOCATION",
-        "[NAME=]DIR",
-        "ADDRESS",
-        "[ADDRESS]",
-        "HOST:PORT",
-    ),  # where
+    # Where.
+    *("FILE", "DIR", "PATH", "LOCATION", "[NAME=]DIR", "ADDRESS", "[ADDRESS]", "HOST:PORT"),
     *("N", "I/N", "SECONDS", "SIZE", "T"),  # how much
     *("NAME", "NAME_OR_PATH", "MODEL", "DEVICE", "IDS", "GLOB", "TEXT", "TEXT_OR_FILE"),
 }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import pickle
 import re
 from pathlib import Path
 
 import pytest
 
 from rest_store import errors
-from rest_store.errors import RestStoreError
+from rest_store.errors import DatastoreFormatError, RestStoreError
 
 CLASSES = [
     value
@@ -25,9 +26,8 @@ def drawn_bases() -> dict[str, tuple[str, ...]]:
     the class above, the builtin at the right.
     """
     bases: dict[str, tuple[str, ...]] = {}
-    above: list[tuple[int, str]] = [
-        (-1, "Exception")
-    ]  # column and name of the classes that may have children
+    # Column and name of the classes that may have children.
+    above: list[tuple[int, str]] = [(-1, "Exception")]
     for line in (errors.__doc__ or "").splitlines():
         if (drawn := re.match(r"    ([|` -]*)(\w+Error)\b", line)) is None:
             continue
@@ -75,6 +75,20 @@ def test_each_error_is_expected_in_a_test(
     kind: type[RestStoreError], names_in_tests: set[str]
 ) -> None:
     assert kind.__name__ in names_in_tests
+
+
+@pytest.mark.parametrize("kind", DatastoreFormatError.KINDS)
+def test_each_kind_of_damage_is_raised_and_expected_in_a_test(kind: str) -> None:
+    package = Path(errors.__file__).parent
+    raised = re.compile(rf'DatastoreFormatError\(\s*"{kind}"')
+    assert any(raised.search(path.read_text(encoding="utf-8")) for path in package.rglob("*.py"))
+    tests = Path(__file__).parent.rglob("test_*.py")
+    assert any(f'"{kind}"' in path.read_text(encoding="utf-8") for path in tests)
+
+
+def test_an_error_of_a_format_keeps_its_kind_through_pickling() -> None:
+    error = pickle.loads(pickle.dumps(DatastoreFormatError("size", "a.tokens: size is 1")))
+    assert (error.kind, str(error)) == ("size", "a.tokens: size is 1")
 
 
 def test_messages_have_one_wording() -> None:

@@ -28,7 +28,7 @@ LAYERS = {
     "build_index": {"datastore", "loading"},
     "rest_store.live": {"datastore", "loading", "build_index"},
     "rest_store.drafting": {"datastore", "loading"},
-    "rest_store.service": {"datastore", "loading", "live", "drafting", "v1", "options"},
+    "rest_store.service": {"datastore", "loading", "live", "drafting", "v1", "command_options"},
     "rest_store.generation": {
         "datastore",
         "loading",
@@ -41,7 +41,7 @@ LAYERS = {
     "rest_store.engines": {"datastore", "loading", "live", "drafting", "service", "seam"},
 }
 # These may import everything.
-COMMANDS = {"bench", "cli", "__main__", "options", "terminal"}
+COMMANDS = {"bench", "cli", "__main__", "command_options", "terminal"}
 HEAVY = {  # package: where it may be imported
     "torch": ("rest_store.generation", "rest_store.engines", "rest_store.bench"),
     "transformers": ("rest_store.generation", "rest_store.loading"),

@@ -107,7 +107,12 @@ def run(words, **environment):
 def walk(command, words):
     run([*words, "--help"])
     words_so_far = " ".join(["rest-store", *words])
-    run([], _REST_STORE_COMPLETE="bash_complete", COMP_WORDS=words_so_far + " --", COMP_CWORD=str(len(words) + 1))
+    run(
+        [],
+        _REST_STORE_COMPLETE="bash_complete",
+        COMP_WORDS=words_so_far + " --",
+        COMP_CWORD=str(len(words) + 1),
+    )
     os.environ.pop("_REST_STORE_COMPLETE")
     if isinstance(command, click.Group):
         context = click.Context(command)

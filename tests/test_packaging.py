@@ -160,9 +160,8 @@ def test_a_wheel_carries_the_kernel_and_runs(source: Path, tmp_path: Path, datas
     shown = run_info(package, datastore)
     assert shown.returncode == 0, shown.stderr
     assert shown.stderr == ""
-    script = (
-        ROOT / "tests" / "installed_wheel.py"
-    )  # run so that its folder, with other packages, is not searched
+    # Run so that its folder, with other packages, is not searched.
+    script = ROOT / "tests" / "installed_wheel.py"
     checked = run(
         package, "-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
     )

@@ -60,9 +60,8 @@ def options_of(command: click.Command, words: list[str]) -> None:
         assert found is not None
         command = found
         named.append(found.name)
-    words = (
-        words[: words.index("--")] if "--" in words else words
-    )  # what follows is another command's
+    # What follows is another command's.
+    words = words[: words.index("--")] if "--" in words else words
     shown = CliRunner().invoke(command, ["--help"])
     assert shown.exit_code == 0
     assert {word for word in words if word.startswith("--")} <= set(

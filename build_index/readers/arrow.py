@@ -34,9 +34,8 @@ def is_arrow(head: bytes) -> bool:
         return True
     if not head.startswith(_STREAM_MARK) or len(head) < 8:
         return False
-    (length,) = struct.unpack_from(
-        "<i", head, 4
-    )  # of the message with the schema, in units of eight bytes
+    # Of the message with the schema, in units of eight bytes.
+    (length,) = struct.unpack_from("<i", head, 4)
     return bool(0 < length < _MAX_SCHEMA_BYTES and length % 8 == 0)
 
 
@@ -70,8 +69,7 @@ def read_arrow(
 
     Raises:
         CorpusFormatError: not an intact Arrow file, or the needed column is absent.
-        CorpusError: not readable.
-        CorpusError: see `RecordReader.too_large`.
+        CorpusError: not readable; or see `RecordReader.too_large`.
         HeldAtOnceError: a record batch is larger than `max_bytes`.
     """
     with _opened(file, where) as (table, _):

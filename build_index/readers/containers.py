@@ -125,9 +125,8 @@ def archive_errors(where: str) -> Iterator[None]:
     except RestStoreError:
         raise
     except _DAMAGE as error:
-        if (
-            isinstance(error, OSError) and error.errno != errno.EINVAL
-        ):  # of seeking to where nothing can be
+        # Of seeking to where nothing can be.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         problem = f"damaged or truncated ({first_line(error)})"
         raise CorpusFormatError(describe(where, "archive", problem, "intact")) from error

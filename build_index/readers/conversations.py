@@ -18,17 +18,10 @@ from typing import Any, TypeGuard
 from build_index.documents import Message, well_formed
 from rest_store.errors import CorpusFormatError, describe
 
-_ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "bing": "assistant",
-    "chatgpt": "assistant",
-}  # ShareGPT's
-_REASONING_FIELDS = (
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-)  # names of one thing, in engines and templates
+# ShareGPT's.
+_ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
+# Names of one thing, in engines and templates.
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _REASONING_PARTS = ("thinking", "reasoning")
 _KEPT_FIELDS = ("tool_call_id", "name")
 _EXPECTED = "role and content"
@@ -102,9 +95,8 @@ def _more(turn: Mapping[str, Any], content: object) -> dict[str, Any]:
         more["reasoning_content"] = reasoning
     if turn.get("tool_calls"):
         more["tool_calls"] = turn["tool_calls"]
-    elif isinstance(
-        call := turn.get("function_call"), Mapping
-    ):  # OpenAI's, before there were several
+    # OpenAI's, before there were several.
+    elif isinstance(call := turn.get("function_call"), Mapping):
         more["tool_calls"] = [{"type": "function", "function": dict(call)}]
     more |= {
         name: turn[name] for name in _KEPT_FIELDS if turn.get(name) and isinstance(turn[name], str)

@@ -21,11 +21,8 @@ METADATA = "metadata of a data set"  # a reason to leave out
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _DATA_FILES, _ROW_FILES = "_data_files", "_indices_data_files"
 _MAX_METADATA_BYTES = 1 << 24
-_HUB_CACHE = {
-    "blobs",
-    "refs",
-    "snapshots",
-}  # of which `snapshots` has links to the files in `blobs`
+# Of which `snapshots` has links to the files in `blobs`.
+_HUB_CACHE = {"blobs", "refs", "snapshots"}
 
 
 @dataclass(frozen=True)

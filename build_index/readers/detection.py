@@ -14,10 +14,10 @@ from build_index.readers.json_documents import json_document_kind
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.parquet import PARQUET_MAGIC, parquet_columns
 from build_index.readers.records import has_field, record_text
-from build_index.readers.rows import with_conversation
 from build_index.readers.separated_values import ENDINGS as TABLE_ENDINGS
 from build_index.readers.separated_values import first_line, header_columns
 from build_index.readers.sqlite import NO_TABLE, SQLITE_MAGIC
+from build_index.readers.table_rows import with_conversation
 from build_index.readers.unread import (
     BINARY,
     LFS_POINTER,
@@ -32,7 +32,7 @@ from rest_store.errors import CorpusFormatError, describe
 
 HEAD_BYTES = 1 << 16
 CONTAINERS = {"tar": TAR, "zip": ZIP, "sqlite": SQLITE}
-"""Readers of files that hold files or tables, and how these files are called where they are not opened."""
+"""Readers of files that hold files or tables, and the names of such files in messages."""
 NO_RECORDS = "no records"  # with --field: nobody expects records in a text
 _UTF8_MARK = b"\xef\xbb\xbf"
 
@@ -95,9 +95,8 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
     name = where.lower()
     for ending in COMPRESSED_ENDINGS:
         name = name.removesuffix(ending)
-    is_table = head.startswith((PARQUET_MAGIC, *ZIP_MAGICS)) or is_arrow(
-        head
-    )  # in which a reader has to seek
+    # In which a reader has to seek.
+    is_table = head.startswith((PARQUET_MAGIC, *ZIP_MAGICS)) or is_arrow(head)
     kind = BINARY if is_table else kind_of(head, name)
     if kind is not None:
         raise NoDocumentsError(kind)

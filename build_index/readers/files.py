@@ -35,13 +35,11 @@ _MAGICS = {
     **{b"BZh%d\x17\x72\x45\x38\x50\x90" % level: "bz2" for level in range(1, 10)},  # of nothing
 }
 COMPRESSED_ENDINGS = (".gz", ".zst", ".xz", ".bz2", ".lz4")
-_SKIPPABLE = re.compile(
-    rb"[\x50-\x5f]\x2a\x4d\x18"
-)  # a frame without content of zstd (RFC 8878, 3.1.2) or LZ4
+# A frame without content of zstd (RFC 8878, 3.1.2) or LZ4.
+_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 BUFFER_BYTES = 1 << 18
-_XZ_MEMORY = (
-    160 << 20
-)  # a dictionary of 128 MiB, as much as the window of zstd may have; `xz -9` has 64 MiB
+# A dictionary of 128 MiB, as much as the window of zstd may have; `xz -9` has 64 MiB.
+_XZ_MEMORY = 160 << 20
 _BLOCK_BYTES = 4 << 20  # of one request
 _BLOCKS = 4  # kept of a remote file: pyarrow reads up to three columns in turns
 
@@ -87,9 +85,8 @@ def read_errors(where: str) -> Iterator[None]:
         ) from error
     except Exception as error:  # those of the libraries for object stores have no common base
         strerror = getattr(error, "strerror", None)
-        is_of_pyarrow = (
-            isinstance(error, OSError) and error.errno is None and not is_remote
-        )  # it decompresses zstd
+        # It decompresses zstd.
+        is_of_pyarrow = isinstance(error, OSError) and error.errno is None and not is_remote
         if (
             isinstance(error, EOFError | zlib.error | gzip.BadGzipFile | _DamagedXzError)
             or is_of_pyarrow

@@ -12,7 +12,7 @@ from typing import Any
 from build_index.documents import Document
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.records import RecordReader
-from build_index.readers.rows import documents_of
+from build_index.readers.table_rows import documents_of
 
 _TEXT = "text"
 

@@ -14,7 +14,7 @@ from typing import Any
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.json_text import DECODER
 from build_index.readers.records import RecordReader
-from build_index.readers.rows import documents_of
+from build_index.readers.table_rows import documents_of
 from rest_store.errors import CorpusFormatError, describe
 
 TOO_LARGE = object()
@@ -127,11 +127,8 @@ class JsonValues:
 
         To the end of the file if it is incomplete.
         """
-        depth, in_string, escaped = (
-            0,
-            False,
-            -1,
-        )  # escaped: where a character stands that has no meaning
+        # Escaped: where a character stands that has no meaning.
+        depth, in_string, escaped = 0, False, -1
         while True:
             for match in _STRUCTURE.finditer(self._text, self._position):
                 character, position = match[0], match.start()

@@ -70,8 +70,7 @@ def read_parquet(
 
     Raises:
         CorpusFormatError: not an intact parquet file, or the needed column is absent.
-        CorpusError: not readable.
-        CorpusError: see `RecordReader.too_large`.
+        CorpusError: not readable; or see `RecordReader.too_large`.
         HeldAtOnceError: pages are larger than `max_bytes`.
     """
     with pyarrow_errors(where, "parquet file") as pyarrow:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
-from build_index.readers.rows import documents_of, malformed
+from build_index.readers.table_rows import documents_of, malformed
 from build_index.size import size_text
 from rest_store.errors import CorpusFormatError, describe
 

@@ -239,9 +239,8 @@ class LocalCorpus:
             if not entry.is_symlink():
                 with read_errors(where):
                     raise
-            counts.leave_out(
-                "not a regular file", where
-            )  # a link to itself, or into a closed directory
+            # A link to itself, or into a closed directory.
+            counts.leave_out("not a regular file", where)
 
 
 def _datastore_kind(directory: Path, names: set[str]) -> str | None:

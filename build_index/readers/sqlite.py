@@ -9,7 +9,7 @@ from pathlib import Path
 
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
-from build_index.readers.rows import documents_of
+from build_index.readers.table_rows import documents_of
 from rest_store.errors import CorpusFormatError, describe, first_line
 
 SQLITE_MAGIC = b"SQLite format 3\0"

@@ -18,7 +18,7 @@ from build_index.documents import Document
 from build_index.readers.conversations import fields_text
 from build_index.readers.json_text import decoded_json
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
-from build_index.readers.rows import documents_of
+from build_index.readers.table_rows import documents_of
 
 BATCH_ROWS = 64
 BATCH_BYTES = 8 << 20
@@ -121,9 +121,8 @@ def _may_be_conversation(schema: Any, name: str) -> bool:
 
     kind = schema.field(name).type
     if not _is_list(kind):
-        return _may_be_text(kind) and not (
-            types.is_binary(kind) or types.is_large_binary(kind)
-        )  # but pictures
+        # But pictures.
+        return _may_be_text(kind) and not (types.is_binary(kind) or types.is_large_binary(kind))
     turn = kind.value_type
     if types.is_struct(turn):
         return bool(_TURNS & {turn.field(index).name for index in range(turn.num_fields)})

@@ -7,21 +7,22 @@ from pathlib import Path
 
 import click
 
-from rest_store.bench.options import datastores_option, recordings_option, tokenizer_option
+from rest_store.bench.measurement_options import (
+    datastores_option,
+    recordings_option,
+    tokenizer_option,
+)
 from rest_store.bench.recordings import FIT_PARTS, MIN_TO_FIT, read_all, split
 from rest_store.bench.replay import fit_calibration, replay
 from rest_store.bench.results import file_hash
+from rest_store.command_options import FILE, json_option, to_be_written
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 from rest_store.live.opening import open_datastores
-from rest_store.options import FILE, json_option, to_be_written
 
-_BUDGETS = (
-    (24, 0),
-    (24, 2),
-    (64, 1),
-)  # nodes, and tokens of the output that count as prompt, of each replay
+# Nodes, and tokens of the output that count as prompt, of each replay.
+_BUDGETS = ((24, 0), (24, 2), (64, 1))
 
 
 @click.command(

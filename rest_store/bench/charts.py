@@ -67,12 +67,8 @@ def charts_of(result: Result) -> list[Chart]:
     make = _MAKERS.get(result.benchmark)
     try:
         return [] if make is None else [chart for chart in make(result.figures) if chart.bars]
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ):  # an older result, or a file of something else
+    # An older result, or a file of something else.
+    except (KeyError, TypeError, ValueError, AttributeError):
         return []
 
 

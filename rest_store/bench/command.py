@@ -8,7 +8,7 @@ from rest_store.bench.record import record
 from rest_store.bench.replay_command import replay_command
 from rest_store.bench.report import report
 from rest_store.bench.speed import speed
-from rest_store.options import SETTINGS, Group
+from rest_store.command_options import SETTINGS, Group
 
 
 @click.group(cls=Group, context_settings=SETTINGS)

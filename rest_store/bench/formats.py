@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from rest_store.errors import DataFileError, describe
 
 Messages = Sequence[tuple[str, str]]  # role and text of each, oldest first
-Encode = Callable[
-    [str | Messages, str], tuple[list[int], list[int]]
-]  # prompt and answer to their tokens
+# Prompt and answer to their tokens.
+Encode = Callable[[str | Messages, str], tuple[list[int], list[int]]]
 _EXPECTED = "a JSON object with prompt and output, ids and turns, messages, or messages and choices"
 _DRAFTERS = ("eagle", "ngram")  # whose acceptance at each position a line may have
 
@@ -68,9 +67,8 @@ def recorded_outputs(line: str, where: str) -> Iterator[RecordedOutput]:
             for begin, end in fields["turns"]:
                 yield RecordedOutput(ids[:begin], ids[begin:end], family=family, key=key)
         elif "messages" in fields and "choices" in fields:
-            before = len(
-                [*_answers(fields["messages"], family, key)]
-            )  # a choice that calls a tool adds none
+            # A choice that calls a tool adds none.
+            before = len([*_answers(fields["messages"], family, key)])
             for choice in fields["choices"]:
                 yield from [*_answers([*fields["messages"], choice["message"]], family, key)][
                     before:

@@ -10,11 +10,9 @@ from typing import Any
 
 import click
 
-from rest_store.bench.options import chat_option, every_option, prompts_option
+from rest_store.bench.measurement_options import chat_option, every_option, prompts_option
 from rest_store.bench.prompts import Prompt, encoding, read_prompts, require_known_tokens
-from rest_store.datastore.render import counted
-from rest_store.errors import DataFileError, describe
-from rest_store.options import (
+from rest_store.command_options import (
     FILE,
     device_option,
     dtype_option,
@@ -23,6 +21,8 @@ from rest_store.options import (
     model_option,
     to_be_written,
 )
+from rest_store.datastore.render import counted
+from rest_store.errors import DataFileError, describe
 from rest_store.terminal import loading
 
 TOP = 8  # most likely tokens kept for each position

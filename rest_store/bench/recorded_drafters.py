@@ -25,9 +25,8 @@ from rest_store.drafting.sources import PromptLookup
 
 _MAX_LENGTH = 20  # tokens that the recorded drafters drafted at most
 _NO_TREE = TokenTree([], [], [], scores=[])
-_WRONG = (
-    -1
-)  # stands for a token of the head that the model did not write: what it was is not recorded
+# Stands for a token of the head that the model did not write: what it was is not recorded.
+_WRONG = -1
 
 
 def replay_other(recordings: Sequence[Recording], name: str, batch: Batch, length: int) -> Outcome:

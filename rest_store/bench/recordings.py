@@ -158,14 +158,14 @@ def remembered(
 
 
 def split(
-    recordings: Sequence[Recording], where: str, *, least: int = 2
+    recordings: Sequence[Recording], where: str, *, minimum: int = 2
 ) -> tuple[list[Recording], list[Recording]]:
     """Return the recordings for fitting and those for reporting, without those that have no output.
 
     Args:
         recordings: all of them.
         where: the command, for messages.
-        least: how many are needed.
+        minimum: how many are needed.
 
     Raises:
         DataFileError: there are fewer, or one of the two is empty.
@@ -173,12 +173,12 @@ def split(
     written = [recording for recording in recordings if recording.output.size]
     fitting = [recording for recording in written if recording.part < FIT_PARTS]
     held_out = [recording for recording in written if recording.part >= FIT_PARTS]
-    if len(written) < least or not fitting or not held_out:
+    if len(written) < minimum or not fitting or not held_out:
         counts = (
             f"{len(written)}, by a hash {len(fitting)} to fit to and {len(held_out)} to report on"
         )
         expected = (
-            f"at least {least}, and some of each: record more prompts, or use the calibration of"
+            f"at least {minimum}, and some of each: record more prompts, or use the calibration of"
             " the package"
         )
         raise DataFileError(describe(where, "number of recordings with output", counts, expected))
@@ -255,11 +255,11 @@ def identity_of_texts(stores: Mapping[str, Store], tokenizer: str | None) -> Tok
     return load_tokenizer(tokenizer).identity
 
 
-def integers(values: object, least: int) -> npt.NDArray[np.int32]:
-    """Return `values` as int32; raise ValueError unless all are integers of at least `least`."""
+def integers(values: object, minimum: int) -> npt.NDArray[np.int32]:
+    """Return `values` as int32; raise ValueError unless all are integers of at least `minimum`."""
     array = np.array(values)
     if array.size and (
-        array.dtype.kind not in "iu" or int(array.min()) < least or int(array.max()) > _LAST_TOKEN
+        array.dtype.kind not in "iu" or int(array.min()) < minimum or int(array.max()) > _LAST_TOKEN
     ):
         raise ValueError("not integers of the range")
     return array.astype(np.int32)

@@ -13,8 +13,9 @@ import click
 
 from rest_store.bench.baselines import PromptLookupRule, RestRule
 from rest_store.bench.cost_model import CostModel, batches_of
-from rest_store.bench.known import OTHERS, Variant, measure_known
-from rest_store.bench.options import (
+from rest_store.bench.history import holding
+from rest_store.bench.history_replay import OTHERS, Variant, measure_known
+from rest_store.bench.measurement_options import (
     Destination,
     calibration_of,
     calibration_option,
@@ -36,15 +37,14 @@ from rest_store.bench.recordings import (
     unfitted,
     without,
 )
-from rest_store.bench.remembering import holding
 from rest_store.bench.replay import Outcome, Tokens, replay, walk
 from rest_store.bench.results import write_result
+from rest_store.command_options import RenamedOptions, max_nodes_option
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 from rest_store.live.opening import open_datastores
-from rest_store.options import RenamedOptions, max_nodes_option
 
 _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 

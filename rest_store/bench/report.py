@@ -12,8 +12,8 @@ import click
 from rest_store.bench.charts import Bar, Chart, charts_of
 from rest_store.bench.results import Result, read_results, write_text
 from rest_store.bench.tables import Table, shown, tables_of
+from rest_store.command_options import PATH, json_option
 from rest_store.datastore.render import counted
-from rest_store.options import PATH, json_option
 from rest_store.pages.document import document, packaged
 
 _FIRST = ("speed", "replay")  # what users measure themselves stands before the rest

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rest_store.bench.options import Destination
+from rest_store.bench.measurement_options import Destination
 from rest_store.datastore.manifest import FILE_NAME
 from rest_store.errors import DataFileError, describe
 
@@ -143,9 +143,8 @@ def write_text(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            text, encoding="utf-8", errors="replace"
-        )  # names of files may be other bytes
+        # Names of files may be other bytes.
+        path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise DataFileError(
             describe(path, "file", f"not writable ({error.strerror})", "a writable path")

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 import rest_store
-from rest_store.bench.options import (
+from rest_store.bench.measurement_options import (
     Destination,
     calibration_option,
     chat_option,
@@ -36,19 +36,19 @@ from rest_store.bench.prompts import (
 from rest_store.bench.recordings import encoder, read_recordings, unfitted, without
 from rest_store.bench.replay import interval
 from rest_store.bench.results import write_result
-from rest_store.datastore.render import counted
-from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.sources import require_sources
-from rest_store.errors import DataFileError, describe
-from rest_store.generation.comparison import MIN_PAIRS, Speedup
-from rest_store.live.opening import open_store
-from rest_store.options import (
+from rest_store.command_options import (
     device_option,
     dtype_option,
     max_new_tokens_option,
     max_nodes_option,
     model_option,
 )
+from rest_store.datastore.render import counted
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.sources import require_sources
+from rest_store.errors import DataFileError, describe
+from rest_store.generation.comparison import MIN_PAIRS, Speedup
+from rest_store.live.opening import open_store
 from rest_store.terminal import loading
 
 # The settings of the paper's Table 1: of HumanEval, and of MT-Bench and all like it.
@@ -217,7 +217,7 @@ def make_methods(
     def drafted(drafter: Any) -> Method:
         options = {
             "custom_generate": rest_store.generate,
-            "drafter": drafter,
+            "sources": drafter,
             "max_nodes": max_nodes,
         }
         return {**options, "return_dict_in_generate": True}

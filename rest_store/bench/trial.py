@@ -15,7 +15,12 @@ from pathlib import Path
 import click
 
 import rest_store
-from rest_store.bench.options import Destination, chat_option, prepacked_option, prompts_option
+from rest_store.bench.measurement_options import (
+    Destination,
+    chat_option,
+    prepacked_option,
+    prompts_option,
+)
 from rest_store.bench.prompts import encoding, interleaved, read_prompts, require_known_tokens
 from rest_store.bench.record import write_recordings
 from rest_store.bench.recordings import read_recordings
@@ -24,11 +29,7 @@ from rest_store.bench.replay_command import measure
 from rest_store.bench.report import in_order, page
 from rest_store.bench.results import read_results, write_result, write_text
 from rest_store.bench.speed import PACKAGES, make_methods, measure_speed, show
-from rest_store.datastore.manifest import FILE_NAME, Manifest
-from rest_store.datastore.render import counted
-from rest_store.drafting.calibration import Calibration
-from rest_store.generation.comparison import Speedup
-from rest_store.options import (
+from rest_store.command_options import (
     PATH,
     device_option,
     dtype_option,
@@ -37,6 +38,10 @@ from rest_store.options import (
     max_nodes_option,
     model_option,
 )
+from rest_store.datastore.manifest import FILE_NAME, Manifest
+from rest_store.datastore.render import counted
+from rest_store.drafting.calibration import Calibration
+from rest_store.generation.comparison import Speedup
 from rest_store.terminal import loading
 
 THEIRS, OURS = "transformers prompt lookup", "DraftSession"
@@ -156,9 +161,8 @@ def try_(
     from rest_store.generation.support import vocabulary_size
 
     began = time.perf_counter()
-    read_prompts(
-        prompts_file, lambda text: [0]
-    )  # a fault in the file is reported before anything is built
+    # A fault in the file is reported before anything is built.
+    read_prompts(prompts_file, lambda text: [0])
     results = out / "results"
     folder = datastore_of(corpora, model, out, without=[prompts_file])
     tell(f"model: {model}")
@@ -195,12 +199,8 @@ def try_(
         speed["families"],
         {name: Speedup(**figures) for name, figures in speed["rounds"].items()},
     )
-    for (
-        name,
-        speedup,
-    ) in (
-        speedups.items()
-    ):  # as in the verdict: of whole rounds, not of the median runs of each prompt
+    # As in the verdict: of whole rounds, not of the median runs of each prompt.
+    for name, speedup in speedups.items():
         families["all"][name] |= {
             "speedup": speedup.median,
             "low": speedup.low,

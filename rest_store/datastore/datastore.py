@@ -11,7 +11,7 @@ from rest_store.datastore import locations
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.mapped_file import MappedFile
 from rest_store.datastore.memory import available_bytes
-from rest_store.datastore.part import Part
+from rest_store.datastore.partition import Partition
 from rest_store.datastore.render import counted
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.store import Snapshot, Store
@@ -32,7 +32,7 @@ class DatastoreInfo:
         size: bytes of all shard files.
         built: when its manifest was written.
         manifest: the whole manifest, with provenance and build options.
-        part: whose tokens, documents, shards and bytes these are; None: those of the whole
+        partition: whose tokens, documents, shards and bytes these are; None: those of the whole
             datastore.
     """
 
@@ -44,7 +44,7 @@ class DatastoreInfo:
     size: int
     built: datetime
     manifest: Manifest
-    part: Part | None
+    partition: Partition | None
 
 
 class Datastore(Store):
@@ -52,7 +52,7 @@ class Datastore(Store):
 
     Attributes:
         manifest: of the whole datastore.
-        part: whose shards these are; None: all.
+        partition: whose shards these are; None: all.
 
     After a fork, both processes may go on using it.
 
@@ -69,11 +69,11 @@ class Datastore(Store):
         manifest: Manifest,
         records: Sequence[ShardRecord],
         shards: list[Shard],
-        part: Part | None,
+        partition: Partition | None,
     ) -> None:
         self.path = path
         self.manifest = manifest
-        self.part = part
+        self.partition = partition
         self.tokenizer = manifest.tokenizer
         self._records = records
         self._shards = shards
@@ -87,7 +87,7 @@ class Datastore(Store):
         path: str | Path,
         *,
         tokenizer: object = None,
-        part: Part | str | None = None,
+        partition: Partition | str | None = None,
         cache: str | Path | None = None,
         token: str | None = None,
         tls: object = None,
@@ -106,8 +106,8 @@ class Datastore(Store):
                 `tokenizers`, a `tokenizer.json`, a `.gguf` file, a directory, a name on the Hugging
                 Face hub, or a `TokenizerIdentity`. The datastore must have been built with the
                 same.
-            part: such as "2/4", for the second quarter of its shards alone: only their files need
-                to be there.
+            partition: such as "2/4", for the second quarter of its shards alone: only their files
+                need to be there.
             cache: directory of copies; None: `rest-store` in `$XDG_CACHE_HOME` or `~/.cache`.
             token: for a service that asks for one.
             tls: for a service, as in `DatastoreClient`.
@@ -117,7 +117,8 @@ class Datastore(Store):
             ServiceError: the subclass that says why a service gives none.
             DatastoreError: the subclass that names what is wrong with the files (FORMAT.md, section
                 6).
-            DatastoreFormatError: there is no such part, or there are more parts than shards.
+            DatastoreFormatError: there is no such partition, or there are more partitions than
+                shards.
             TokenizerLoadError: there is no such `tokenizer`.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             NativeKernelError: the kernel was not compiled.
@@ -127,13 +128,13 @@ class Datastore(Store):
             directory = locations.reach().fetched(str(path), kept, token=token, tls=tls)
         else:
             directory = locations.local_directory(path)
-        if isinstance(part, str):
-            part = Part.parse(part)
+        if isinstance(partition, str):
+            partition = Partition.parse(partition)
         manifest = Manifest.read(directory)
         if tokenizer is not None:
             manifest.tokenizer.require_same(identity_of(tokenizer), directory)
         records, shards = (
-            manifest.shards if part is None else part.of(manifest.shards, directory),
+            manifest.shards if partition is None else partition.select(manifest.shards, directory),
             [],
         )
         try:
@@ -145,10 +146,9 @@ class Datastore(Store):
         except DatastoreError:
             if Manifest.read(directory) == manifest:
                 raise
-            return cls.open(
-                directory, tokenizer=tokenizer, part=part
-            )  # a build has replaced it meanwhile
-        store = cls(directory, manifest, records, shards, part)
+            # A build has replaced it meanwhile.
+            return cls.open(directory, tokenizer=tokenizer, partition=partition)
+        store = cls(directory, manifest, records, shards, partition)
         available = available_bytes()
         if available is not None and store._size > available:
             for shard in shards:
@@ -189,11 +189,11 @@ class Datastore(Store):
             size=self._size,
             built=self._built,
             manifest=self.manifest,
-            part=self.part,
+            partition=self.partition,
         )
 
     def __repr__(self) -> str:
         info = self.info()
         tokens, shards = counted(info.token_count, "token"), counted(info.shard_count, "shard")
-        part = "" if self.part is None else f", part {self.part}"
-        return f"Datastore({str(self.path)!r}, {tokens}, {shards}{part})"
+        partition = "" if self.partition is None else f", partition {self.partition}"
+        return f"Datastore({str(self.path)!r}, {tokens}, {shards}{partition})"

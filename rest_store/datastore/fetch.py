@@ -83,9 +83,8 @@ def fetch(reader: FileReader, cache: Path) -> Path:
     not, and the next call goes on with it.
     """
     copies = cache / "frozen"
-    latest = (
-        copies / f"latest-{hashlib.sha256(reader.location.encode()).hexdigest()[:32]}"
-    )  # a link to a copy
+    # A link to a copy.
+    latest = copies / f"latest-{hashlib.sha256(reader.location.encode()).hexdigest()[:32]}"
     try:
         content = _content(reader, FILE_NAME, MAX_SIZE)
     except (FetchError, ServiceUnavailableError, DeadlineError) as error:

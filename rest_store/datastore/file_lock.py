@@ -21,9 +21,8 @@ def take_lock(path: Path) -> Callable[[], None] | None:
         OSError: the file cannot be written, or its file system has no locks.
     """
     while True:
-        descriptor = os.open(
-            path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )  # NFS locks what can be written
+        # NFS locks what can be written.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -39,7 +38,6 @@ def take_lock(path: Path) -> Callable[[], None] | None:
 
 
 def _release(descriptor: int) -> None:
-    fcntl.flock(
-        descriptor, fcntl.LOCK_UN
-    )  # also for children that were forked, which have the descriptor as well
+    # Also for children that were forked, which have the descriptor as well.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

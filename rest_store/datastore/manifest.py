@@ -25,9 +25,8 @@ DOCUMENTS_FILE_NAME = "documents.sqlite"  # of a live datastore, which has no ma
 MAX_SIZE = 1 << 25  # bytes: some 70,000 shards
 _FORMAT = "rest-store"
 _OWN_CHECKSUM = "manifest_sha256"
-_NAME = re.compile(
-    r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-)  # no directories, no hidden files, valid on every file system
+# No directories, no hidden files, valid on every file system.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -135,9 +134,8 @@ class Manifest:
 
         Raises:
             DatastoreNotFoundError: no directory, no manifest in it, or a live datastore.
-            DatastoreFormatError: this release cannot read its version.
-            DatastoreFormatError: it is not JSON, or a field is absent or of the wrong type.
-            DatastoreFormatError: it was changed since it was written.
+            DatastoreFormatError: this release cannot read its version; or it is not JSON, or a
+                field is absent or of the wrong type; or it was changed since it was written.
         """
         return cls.parse(_content(directory), directory / FILE_NAME)
 

@@ -20,9 +20,8 @@ _MAX_ID_LENGTH = 256  # characters
 _MAX_EPOCH = 2**62
 
 IntSequence: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
-Contexts: TypeAlias = (
-    Sequence[IntSequence] | npt.NDArray[np.integer[Any]]
-)  # an array is 2-D, one context per row
+# An array is 2-D, one context per row.
+Contexts: TypeAlias = Sequence[IntSequence] | npt.NDArray[np.integer[Any]]
 
 
 def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "context") -> list[int]:

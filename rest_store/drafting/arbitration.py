@@ -22,19 +22,12 @@ from rest_store.errors import ArgumentError, describe
 Floats = npt.NDArray[np.float64]
 _EMPTY = TokenTree([], [], [], scores=[])
 
-_BUCKETS = (
-    0.1,
-    0.3,
-    0.5,
-    0.7,
-    0.9,
-)  # of the score of a tree's likeliest node: where it is sure, the head is, too
+# Of the score of a tree's likeliest node: where it is sure, the head is, too.
+_BUCKETS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _SURE = 3  # the first bucket of those in which it is sure
 _NOT_ASKED = len(_BUCKETS) + 1  # the bucket of steps without a draft of the session
-_FIRST, _LATER = (
-    0.7,
-    0.75,
-)  # acceptance of a head's first token, and of each later one, that is assumed at first
+# Acceptance of a head's first token, and of each later one, that is assumed at first.
+_FIRST, _LATER = 0.7, 0.75
 _ASSUMED = 4.0  # tokens' worth of that assumption
 _KNOWN = 30.0  # tokens' worth of what all texts have shown, for a new one
 _KEPT, _KEPT_OF_TEXT = 0.9995, 0.99  # what a token of the head leaves of earlier ones
@@ -78,11 +71,8 @@ class Head:
     def __init__(self, seconds: Sequence[float] | Floats, drafting: float = 0.0) -> None:
         self._seconds = np.asarray(seconds, np.float64)
         self._drafting = drafting
-        self._saved, self._pause, self._left = (
-            0.0,
-            0,
-            0,
-        )  # by asking the session; steps in which it is not asked
+        # By asking the session; steps in which it is not asked.
+        self._saved, self._pause, self._left = 0.0, 0, 0
         # Tokens accepted, and tried: the first of a chain and later ones, by bucket.
         shape = (2, _NOT_ASKED + 1)
         self._tried = np.full(shape, _ASSUMED)

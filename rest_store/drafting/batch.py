@@ -39,8 +39,7 @@ def draft_all(
 
     Raises:
         ArgumentError: a session is given twice, something is no session, or there are not as many
-            numbers as sessions.
-        ArgumentError: as in `DraftSession.draft`.
+            numbers as sessions; or as in `DraftSession.draft`.
         SessionClosedError: a session is closed.
 
     If this raises, no session was asked. Interrupts pass through as in `DraftSession.draft`, for

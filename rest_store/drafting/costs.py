@@ -18,25 +18,20 @@ Floats = npt.NDArray[np.float64]
 _KEPT_STEPS = 128  # plain steps, and steps with draft tokens, that costs are fitted to
 _HALF_LIFE = 128.0  # steps after which a step counts half
 _REFIT = 16  # steps between fits, fewer at first
-_FEW, _RETRY = (
-    4,
-    4,
-)  # steps with draft tokens that are doubted, and steps after which the first of them is
+# Steps with draft tokens that are doubted, and steps after which the first of them is.
+_FEW, _RETRY = 4, 4
 _FIRST_PLAIN, _LAST_PLAIN = 16, 128  # steps between plain ones, at first and in the end
 _SLOPE = 0.04  # part of a step of one token that each further token is assumed to take
 _SLOPE_WEIGHT = 8.0  # of that assumption: of a step at two tokens from the others
 _JUMP_WEIGHT = 1.0  # steps' worth of the assumption that draft tokens as such take no time
 _MIN_SLOPE = 0.001
 _ROUNDS = 4  # of a fit, each of which believes steps less that are further from the line
-_SLOW, _FAST = (
-    0.5,
-    2.0,
-)  # typical distances from the line, up to which slower and faster steps are believed
+# Typical distances from the line, up to which slower and faster steps are believed.
+_SLOW, _FAST = 0.5, 2.0
 _MIN_SECONDS = 1e-6  # seconds, also of a clock that stands still
 
-_KEPT_PROMISES = 0.5 ** (
-    1 / 256
-)  # what a step leaves of earlier promises, so that scores are tried again
+# What a step leaves of earlier promises, so that scores are tried again.
+_KEPT_PROMISES = 0.5 ** (1 / 256)
 _PRIOR = 2.0  # tokens that are taken to be promised and accepted, beside those that were
 # Promised tokens for each accepted one, up to which scores are believed: chance does that, too.
 _SLACK = 1.25

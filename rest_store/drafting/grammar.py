@@ -40,9 +40,8 @@ from rest_store.drafting.grammar_matchers import (
 )
 
 _FEW = 256  # allowed tokens up to which choices are counted
-_MAX_CHOICES = (
-    8  # texts among which the grammar leaves a choice that is drafted without having been seen
-)
+# Texts among which the grammar leaves a choice that is drafted without having been seen.
+_MAX_CHOICES = 8
 _MAX_PLACES = 1 << 14  # places whose choices are counted
 _FORCED = 0.9  # probability of the longest token where one text is forced, before any was seen
 _CHOICE = 0.8  # of all choices together, where there are several

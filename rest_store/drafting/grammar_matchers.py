@@ -3,8 +3,9 @@
 A matcher follows one text, token by token, and says which tokens may come next. Neither library is
 imported before one of its grammars is used. All that is used of them:
 
-    xgrammar (0.2)     GrammarMatcher(compiled), accept_token(id), fork(), fill_next_token_bitmask(mask),
-                       is_terminated(); TokenizerInfo(vocabulary...), GrammarCompiler(info).compile_*
+    xgrammar (0.2)     GrammarMatcher(compiled), accept_token(id), fork(),
+                       fill_next_token_bitmask(mask), is_terminated();
+                       TokenizerInfo(vocabulary...), GrammarCompiler(info).compile_*
     llguidance (1.9)   LLMatcher(tokenizer, grammar), try_consume_tokens([id]), deep_copy(),
                        is_stopped(), get_error(); numpy.fill_next_token_bitmask(matcher, mask);
                        LLTokenizer.vocab_size, eos_token, decode_bytes([id]); hf.from_tokenizer

@@ -68,9 +68,8 @@ def kernel_session(
         elif isinstance(source, RecycledLogits):
             native.use_recycled_logits(index, source.native)
         elif isinstance(source, Store):
-            datastores[index] = OpenStore(
-                index, source, source.snapshot
-            )  # first: what comes between is read again
+            # First: what comes between is read again.
+            datastores[index] = OpenStore(index, source, source.snapshot)
             native.add_store(index, reader_of(source))
     return native, datastores
 
@@ -79,9 +78,8 @@ def follow_changes(native: NativeSession, datastores: Iterable[OpenStore]) -> No
     """Read the present shards of live datastores from now on."""
     for opened in datastores:
         if opened.store.is_live and (snapshot := opened.store.snapshot) is not opened.snapshot:
-            with suppress(
-                DatastoreClosedError, DatastoreUnavailableError
-            ):  # whoever reads it is told after the step
+            # Whoever reads it is told after the step.
+            with suppress(DatastoreClosedError, DatastoreUnavailableError):
                 native.set_reader(opened.index, reader_of(opened.store))
                 opened.snapshot = snapshot
 

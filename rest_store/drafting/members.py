@@ -119,7 +119,7 @@ class MemberSource(Protocol):
     def members(
         self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]
     ) -> Sequence[Member]:
-        """Return the members of a new session: one, or one for each part of the datastores.
+        """Return the members of a new session: one, or one for each partition of the datastores.
 
         Waits for nothing. Where the service is known to answer, the session is opened ahead of its
         first step.
@@ -148,12 +148,10 @@ def require_tree(where: str, tree: object, max_nodes: int) -> None:
         return
     if (least := int(tree.tokens.min())) < 0:
         raise ArgumentError(describe(where, "a token", least, "an id"))
-    of_parents = np.append(tree.scores, np.float32(1))[
-        tree.parents
-    ]  # the last one stands for parent -1
-    wrong = np.flatnonzero(
-        ~((tree.scores >= 0) & (tree.scores <= of_parents))
-    )  # not a number is wrong, too
+    # The last one stands for parent -1.
+    of_parents = np.append(tree.scores, np.float32(1))[tree.parents]
+    # Not a number is wrong, too.
+    wrong = np.flatnonzero(~((tree.scores >= 0) & (tree.scores <= of_parents)))
     if wrong.size:
         node = int(wrong[0])
         raise ArgumentError(

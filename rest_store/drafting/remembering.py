@@ -83,9 +83,8 @@ class RememberCounts:
         """Count all documents as left out; warn. Raises nothing, on whatever thread this is."""
         self.dropped = len(self.ids)
         self.error = reason[:_MAX_REASON_LENGTH]
-        with suppress(
-            Exception
-        ):  # warnings may be errors, and `warnings.showwarning` is anybody's code
+        # Warnings may be errors, and `warnings.showwarning` is anybody's code.
+        with suppress(Exception):
             warnings.warn(
                 f"rest-store: an output was not remembered: {self.error}",
                 DraftingWarning,
@@ -134,9 +133,8 @@ class _Queue(threading.Thread):
 
 
 _queues: dict[int, _Queue] = {}  # by the id of the owner, which the queue keeps alive
-_lock = (
-    threading.RLock()
-)  # a generation may be collected, and remembered, in the middle of any block
+# A generation may be collected, and remembered, in the middle of any block.
+_lock = threading.RLock()
 _flushes_in = 0  # the process of `multiprocessing` that flushes when it ends
 
 

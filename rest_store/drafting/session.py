@@ -42,8 +42,8 @@ class SessionStatistics:
 
     Attributes:
         steps: calls of `draft`.
-        dropped: steps that went on without a source, or without one of its parts, by its name and
-            the reason: "error", "late" or "tokenizer".
+        dropped: steps that went on without a source, or without one of its partitions, by its name
+            and the reason: "error", "late" or "tokenizer".
         absent: the sources that the latest step went on without, by name.
     """
 
@@ -57,9 +57,8 @@ class SessionStatistics:
         if not drops and not self.absent:
             return
         before, self.absent = self.absent, {}
-        for source, why, error in {
-            drop.source: drop for drop in drops
-        }.values():  # parts of a source count once
+        # Partitions of a source count once.
+        for source, why, error in {drop.source: drop for drop in drops}.values():
             self.dropped[source, why] = self.dropped.get((source, why), 0) + 1
             steps = before[source].steps + 1 if source in before else 1
             self.absent[source] = Absence(steps, f"{source}: {error[:_MAX_ERROR_LENGTH]}")

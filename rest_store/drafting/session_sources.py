@@ -43,9 +43,8 @@ from rest_store.errors import (
 if TYPE_CHECKING:
     from rest_store._kernel import PackedDraft
 
-Nodes = npt.NDArray[
-    np.int32
-]  # of each node of a source's tree, the node of the session's that it became; -1: none
+# Of each node of a source's tree, the node of the session's that it became; -1: none.
+Nodes = npt.NDArray[np.int32]
 _NO_NODES = np.zeros(0, np.int32)
 
 
@@ -135,9 +134,8 @@ class SessionSources:
         self._ends: float | None = None  # `time.monotonic`, when it waits no longer
         self._most_nodes = 0  # of a tree of this step
         self._answers: list[tuple[OpenMember, TokenTree]] = []
-        self._merged: TokenTree | None = (
-            None  # drafted since the last `accept`, if a member's tree is a part of it
-        )
+        # Drafted since the last `accept`, if a member's tree is a part of it.
+        self._merged: TokenTree | None = None
         self._nodes = _NO_NODES  # of the kernel's tree
         self._grammar: GrammarText | None = None
         self._grammar_tree: GrammarTree | None = None  # of this step

@@ -65,9 +65,8 @@ class EngineMetrics:
         self._labels = labels
         self._clock = clock
         self._counts: Totals = Counter()
-        self._verified: Counter[tuple[int, bool]] = (
-            Counter()
-        )  # sources as a bitmask, whether accepted
+        # Sources as a bitmask, whether accepted.
+        self._verified: Counter[tuple[int, bool]] = Counter()
         self._reasons: set[str] = set()
         self._logged_at, self._logged = clock(), self.totals()
         self._exported = self.totals()

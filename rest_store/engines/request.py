@@ -16,9 +16,8 @@ from rest_store.drafting.session import DraftSession
 from rest_store.errors import describe
 
 Tokens = npt.NDArray[np.int32]
-Rows = npt.NDArray[
-    np.int32
-]  # the model's most likely tokens after each of some positions, [n, k]; -1 ends a row
+# The model's most likely tokens after each of some positions, [n, k]; -1 ends a row.
+Rows = npt.NDArray[np.int32]
 
 
 class NewRequest(NamedTuple):
@@ -175,9 +174,8 @@ class EngineRequest:
         """
         start, most = self._start, self.new.most
         last = len(self._text) if most is None else min(self.new.prompt + most, len(self._text))
-        unsure = max(
-            start, len(self._text) - sum(self._latest)
-        )  # from here on, an end token is the end
+        # From here on, an end token is the end.
+        unsure = max(start, len(self._text) - sum(self._latest))
         end = next((i + 1 for i in range(unsure, last) if self._text[i] in self.new.ends), last)
         before = self._text[max(0, start - PROMPT_TOKENS) : start]
         document = OutputDocument.of(before, self._text[start:end], self.new.group, self.new.epoch)

@@ -67,9 +67,8 @@ class RequestDrafter:
         self._services = Pauses()
         self._returned = clock()  # when the latest draft was made
         self._waited = 0.0  # seconds, for services in the latest step
-        self._written = self._of_services = (
-            0  # requests that wrote since then; tokens that services alone brought them
-        )
+        # Requests that wrote since then; tokens that services alone brought them.
+        self._written = self._of_services = 0
         self._lock = threading.RLock()
         self._closed = threading.Event()
         keeper = threading.Thread(
@@ -203,9 +202,8 @@ class RequestDrafter:
             self.metrics.count_error("propose", error)
         results: list[_Result | None] = [None] * len(asked)
         for index in range(len(asked) if len(asked) > 1 else 0):
-            with suppress(
-                Exception
-            ):  # as the one that was counted, or another fault of the same request
+            # As the one that was counted, or another fault of the same request.
+            with suppress(Exception):
                 results[index] = next(iter(call(asked[index : index + 1])))
         for (request, *_), result in zip(asked, results, strict=True):
             if result is None:
@@ -223,9 +221,8 @@ class RequestDrafter:
             )
             self._waited = 0.0
         self._written = self._of_services = 0
-        asked: list[
-            tuple[EngineRequest, DraftSession, int, int]
-        ] = []  # with its place and its most nodes
+        # With its place and its most nodes.
+        asked: list[tuple[EngineRequest, DraftSession, int, int]] = []
         for index, step in enumerate(steps):
             request = self._requests.get(step.id)
             if (

@@ -123,9 +123,8 @@ class EngineSources:
             lambda line: log.warning("rest-store: %s", line),
             tokenizer=self._identity,
             namespace=settings.namespace if is_remembered else "",
-            timeout=max(
-                _CLIENT_SECONDS, settings.source_timeout
-            ),  # or the client would wait for less
+            # Or the client would wait for less.
+            timeout=max(_CLIENT_SECONDS, settings.source_timeout),
             **access,
         )
 

@@ -1,5 +1,4 @@
-"""Which draft tokens are accepted: those that the model chooses,
-too, from the context on along the tree.
+"""Which draft tokens are accepted: those that the model itself chooses along the tree.
 
 Each written token is one call of the stopping criteria.
 """
@@ -69,10 +68,8 @@ class Stops:
         for criterion in self._criteria:
             answer = criterion(ids, scores)
             if isinstance(answer, torch.Tensor) and answer.numel() != 1:
-                shape, expected = (
-                    f"of shape {list(answer.shape)}",
-                    "for one row: each call is about one",
-                )
+                shape = f"of shape {list(answer.shape)}"
+                expected = "for one row: each call is about one"
                 raise NotSupportedError(
                     describe(type(criterion).__name__, "its answer", shape, expected)
                 )
@@ -81,8 +78,7 @@ class Stops:
 
 
 class Acceptance:
-    """Writes the next tokens of each row: chosen one by one along
-    the row's tree, until they leave it.
+    """Writes the next tokens of each row, one by one, until they leave the row's tree.
 
     Args:
         rows: written to.
@@ -101,8 +97,11 @@ class Acceptance:
         keeps_logits: bool,
         keeps_scores: bool,
     ) -> None:
-        self._rows, self._stops, self._typical = rows, stops, typical
-        self._keeps_logits, self._keeps_scores = keeps_logits, keeps_scores
+        self._rows = rows
+        self._stops = stops
+        self._typical = typical
+        self._keeps_logits = keeps_logits
+        self._keeps_scores = keeps_scores
 
     def accept(
         self, logits: torch.Tensor, top_tokens: TopTokens, trees: Sequence[TokenTree]
@@ -134,9 +133,8 @@ class Acceptance:
         self, row: Row, tree: TokenTree, logits: torch.Tensor, best: list[int] | None
     ) -> tuple[list[int], list[int]]:
         """Write to one row; return its new tokens, and the nodes of the tree that were accepted."""
-        children: dict[
-            tuple[int, int], int
-        ] = {}  # by parent (-1: the context) and token; of equal siblings the first
+        # By parent (-1: the context) and token; of equal siblings the first.
+        children: dict[tuple[int, int], int] = {}
         for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
             children.setdefault(edge, node)
         ahead: list[int] = []

@@ -27,12 +27,8 @@ from rest_store.errors import NotSupportedError, describe
 NAME = "rest_store_grouped_sdpa"
 _SINCE = "2.5"  # torch, whose sdpa takes fewer heads of keys than of queries
 _WITH_MASKS = ("sdpa", "eager", NAME)  # attention implementations that take a mask of any shape
-_OTHER_ATTENTION = (
-    "position_bias",
-    "softcap",
-    "cache",
-    "output_attentions",
-)  # arguments that change the result
+# Arguments that change the result.
+_OTHER_ATTENTION = ("position_bias", "softcap", "cache", "output_attentions")
 
 
 def grouped_attention(
@@ -45,8 +41,9 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as sdpa of transformers, without a copy of keys and
-    values for each query head that shares them.
+    """Attend as sdpa of transformers does, with keys and values that query heads share.
+
+    sdpa of transformers copies keys and values for each query head; this does not.
 
     With a mask, transformers makes these copies in every layer of every pass, because CUDA has no
     fast kernel for both. A CPU has one, and over a thousand tokens the copies take several times as
@@ -136,9 +133,8 @@ class TreeAttention:
         self._model = model
         self._config = model.config.get_text_config(decoder=True)
         name = self._config._attn_implementation
-        self._original = (
-            "sdpa" if name == NAME else name
-        )  # a generation of this model has not ended
+        # A generation of this model has not ended.
+        self._original = "sdpa" if name == NAME else name
         if name not in _WITH_MASKS:
             try:
                 self._set("sdpa")

@@ -19,7 +19,8 @@ from rest_store.errors import NotSupportedError, describe
 
 _GROWTH = 256  # slots added when a cache that may grow is full
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 
 # Layers of caches, by name: early releases of transformers 5 do not have all of them.
 _DYNAMIC = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
@@ -44,8 +45,7 @@ class Pattern:
 
 
 class Slots:
-    """Keys and values of the layers that share a pattern, a shape
-    and a device, as one block of memory.
+    """The keys and values of all layers with one pattern, shape and device, as one block.
 
     Slot `s` of a row holds its token number `s`, padding on the left included. Slots before `base`
     were dropped.
@@ -74,7 +74,8 @@ class Slots:
     ) -> None:
         held = layers[0].keys.shape[2]
         self.pattern = pattern
-        self.lengths, self.ended = lengths, ended
+        self.lengths = lengths
+        self.ended = ended
         self.base = self.end - held
         self._drops = pattern.window > 0 and isinstance(layers[0], DynamicSlidingWindowLayer)
         self.keys, self.values = (
@@ -120,7 +121,8 @@ class Slots:
 
     def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy slots within their rows, in every layer; all int64[n] on the device."""
-        sources, targets = sources - self.base, targets - self.base
+        sources = sources - self.base
+        targets = targets - self.base
         self.keys[:, rows, :, targets] = self.keys[:, rows, :, sources]
         self.values[:, rows, :, targets] = self.values[:, rows, :, sources]
 
@@ -133,8 +135,9 @@ def _moved(block: torch.Tensor, kept: int, size: int) -> torch.Tensor:
 
 
 class TreeLayer(CacheLayerMixin):
-    """One layer of a `TreeKVCache`, the `number`-th of `slots`, with
-    the interface that models of transformers use.
+    """One layer of a `TreeKVCache`, with the interface that models of transformers use.
+
+    It is the `number`-th layer of `slots`.
     """
 
     is_compileable = False
@@ -142,7 +145,8 @@ class TreeLayer(CacheLayerMixin):
 
     def __init__(self, slots: Slots, number: int) -> None:
         # Not that of `CacheLayerMixin`, which sets keys and values.
-        self.slots, self.number = slots, number
+        self.slots = slots
+        self.number = number
         self.is_sliding = slots.pattern.window > 0
         self.is_initialized = True
 
@@ -170,11 +174,9 @@ class TreeLayer(CacheLayerMixin):
 
         Return all that the step sees.
         """
-        slots, keys, values = (
-            self.slots,
-            self.slots.keys[self.number],
-            self.slots.values[self.number],
-        )
+        slots = self.slots
+        keys = self.slots.keys[self.number]
+        values = self.slots.values[self.number]
         stop = slots.end + key_states.shape[2]
         keys[:, :, slots.end - slots.base : stop - slots.base] = key_states
         values[:, :, slots.end - slots.base : stop - slots.base] = value_states
@@ -293,14 +295,14 @@ class TreeKVCache(Cache):
             self.lengths[row] += len(path)
 
     def give_back(self, cache: Cache) -> None:
-        """Fill the cache that was taken over as if the tokens held
-        here had been decoded one by one.
+        """Fill the original cache as if the tokens here had been decoded one by one.
 
         Rows that are shorter than the longest get zeros behind their last token.
         """
         end = max(self.lengths)
         for number in self._held:
-            slots, layer = self.layers[number].slots, cache.layers[number]
+            slots = self.layers[number].slots
+            layer = cache.layers[number]
             first = 0
             if isinstance(layer, DynamicSlidingWindowLayer):
                 first = max(slots.base, end - layer.sliding_window + 1) - slots.base
@@ -313,8 +315,9 @@ class TreeKVCache(Cache):
 
 
 def has_states(cache: Any) -> bool:
-    """Whether a layer of `cache` has recurrent states or those of
-    convolutions, in the form that we know.
+    """Whether a layer of `cache` holds states of a recurrence or of a convolution.
+
+    Only the layer classes of the seam count.
     """
     layers = getattr(cache, "layers", ())
     return any(
@@ -367,10 +370,12 @@ def _of_attention(cache: Cache) -> list[int]:
 
 
 def _assign(layer: Any, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-    """Make a dynamic layer of transformers hold keys and
-    values, the last ones of `length` tokens.
+    """Make a dynamic layer of transformers hold `keys` and `values`.
+
+    They are those of the last tokens of `length`.
     """
     layer.is_initialized = True  # also where it was reset meanwhile
-    layer.keys, layer.values = keys, values
+    layer.keys = keys
+    layer.values = values
     if isinstance(layer, DynamicSlidingWindowLayer):
         layer.cumulative_length = length

@@ -11,10 +11,7 @@ from typing import Any
 import click
 
 import rest_store
-from rest_store.datastore.locations import is_remote
-from rest_store.datastore.tokenizer import identity_of
-from rest_store.live.opening import open_store
-from rest_store.options import (
+from rest_store.command_options import (
     FILE,
     LOCATION,
     PATH,
@@ -27,6 +24,9 @@ from rest_store.options import (
     model_option,
     to_be_written,
 )
+from rest_store.datastore.locations import is_remote
+from rest_store.datastore.tokenizer import identity_of
+from rest_store.live.opening import open_store
 from rest_store.service.options import Access, access_options
 from rest_store.terminal import loading
 

@@ -1,6 +1,4 @@
-"""Ways to write the same text, timed in turns: how many times as
-fast one is as another, and how sure that is.
-"""
+"""Two ways to write the same text, timed in turns: the speedup, and how sure it is."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ class Speedup:
 
     @property
     def is_certain(self) -> bool:
-        """Whether there are several pairs, and their range is so
-        narrow that the median can be relied on.
-        """
+        """Whether the range of several pairs is so narrow that the median is reliable."""
         return self.pairs > 1 and self.high <= _NARROW * self.low
 
     def __str__(self) -> str:
@@ -70,8 +66,7 @@ class Speedup:
 def in_turns(
     plain: Callable[[], float], drafted: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
-    """Run two ways in turns, until it is certain how they compare, or
-    for `MAX_SECONDS` and the pair of that moment.
+    """Run two ways in turns until their speedup is certain, or for `MAX_SECONDS`.
 
     The order is plain, drafted, drafted, plain, so that a machine that becomes slower or faster
     meanwhile favours none.

@@ -7,9 +7,8 @@ from typing import Any, TypeGuard
 
 from rest_store.errors import ArgumentError, describe, first_line
 
-Message = Mapping[
-    str, Any
-]  # of a chat: "role" and "content", and whatever else the model's template reads
+# Of a chat: "role" and "content", and whatever else the model's template reads.
+Message = Mapping[str, Any]
 
 
 def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:

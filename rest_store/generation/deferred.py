@@ -93,12 +93,10 @@ class DeferredVerifier(Verifier):
         self._passes = TreePasses(model, prompt, RecurrentCache, room)
         self.cache = self._passes.cache
         self._mixers = Mixers(model)
-        self._waiting: list[list[int]] = [
-            [] for _ in self.cache.lengths
-        ]  # of the text, but not in the cache
-        self._read: list[list[int]] | None = (
-            None  # by the latest pass, for each row; None: all of it is kept already
-        )
+        # Of the text, but not in the cache.
+        self._waiting: list[list[int]] = [[] for _ in self.cache.lengths]
+        # By the latest pass, for each row; None: all of it is kept already.
+        self._read: list[list[int]] | None = None
         # The cache holds the last token, too, or an error ended a pass that changes states.
         self._is_ahead = False
 
@@ -129,9 +127,8 @@ class DeferredVerifier(Verifier):
             [*text, *tree.tokens.tolist()] if text else []
             for text, tree in zip(texts, trees, strict=True)
         ]
-        first = (
-            min(len(text) for text in texts if text) - 1
-        )  # of the tokens that logits are wanted for
+        # Of the tokens that logits are wanted for.
+        first = min(len(text) for text in texts if text) - 1
         logits = self._pass(self._read, first)
         offsets = [max(len(text) - 1 - first, 0) for text in texts]
         if not any(offsets):

@@ -19,16 +19,23 @@ from rest_store.drafting.batch import draft_all
 from rest_store.drafting.draft_options import TOP_K, TopK
 from rest_store.drafting.merge import part_of
 from rest_store.drafting.session import DraftSession
-from rest_store.errors import DatastoreClosedError, DraftingWarning, RestStoreError, error_text
+from rest_store.errors import (
+    DatastoreClosedError,
+    DraftingWarning,
+    SessionClosedError,
+    SourceError,
+    error_text,
+)
 
 if TYPE_CHECKING:  # torch is not needed here
-    from rest_store.generation.options import Options
+    from rest_store.generation.drafting_options import DraftingOptions
     from rest_store.generation.output import Piece
     from rest_store.generation.top_k import TopTokens
 
 EMPTY = TokenTree([], [], [], scores=[], origins=[])
 _LONG_ABSENCE = 3  # steps after which a source that is still absent at the end is reported
-_MAX_REASONS, _MAX_REASON_LENGTH = 4, 200
+_MAX_REASONS = 4
+_MAX_REASON_LENGTH = 200
 
 
 @dataclass
@@ -71,13 +78,13 @@ class DraftSessions:
         waited: seconds that they spent on services in the latest step.
 
     Raises:
-        RestStoreError: a `DraftSession` has wrong sources.
+        SourceError: a `DraftSession` has wrong sources.
         DatastoreClosedError: a source is closed before the generation begins.
     """
 
     def __init__(
         self,
-        options: Options,
+        options: DraftingOptions,
         prompts: Sequence[list[int]],
         vocabulary_size: int,
     ) -> None:
@@ -85,9 +92,8 @@ class DraftSessions:
         self.waited = 0.0
         self._vocabulary_size = vocabulary_size
         self._sessions: list[DraftSession | None] = [None] * len(prompts)
-        self._drafted = [0] * len(
-            prompts
-        )  # nodes of the latest tree of each session, as it made it
+        # Nodes of the latest tree of each session, as it made it.
+        self._drafted = [0] * len(prompts)
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
         make = options.session_factory(
             lambda error: self._count_failure(f"references: {error_text(error)}")
@@ -95,7 +101,7 @@ class DraftSessions:
         for row, prompt in enumerate(prompts):
             try:
                 self._sessions[row] = None if make is None else make(prompt)
-            except (RestStoreError, DatastoreClosedError):
+            except (SourceError, SessionClosedError, DatastoreClosedError):
                 self._close_all()
                 raise
             except Exception as error:
@@ -139,9 +145,8 @@ class DraftSessions:
         self.waited = max((session.sources.waited for session in sessions.values()), default=0.0)
         for row, tree in zip(sessions, drafted, strict=True):
             self._drafted[row] = len(tree)
-            if wrong := self._fault(
-                tree, max_nodes
-            ):  # nothing of it is verified; the session goes on
+            # Nothing of it is verified; the session goes on.
+            if wrong := self._fault(tree, max_nodes):
                 self._count_failure(f"draft: {wrong}")
                 continue
             self.counts.empty += not len(tree)
@@ -176,9 +181,7 @@ class DraftSessions:
         return number
 
     def accept(self, piece: Piece, top_tokens: TopTokens) -> None:
-        """Pass the accepted tokens to the sessions, and the most
-        likely tokens after all that was verified.
-        """
+        """Pass the accepted tokens to the sessions, with the likely tokens after each of them."""
         for row, (session, tokens) in enumerate(zip(self._sessions, piece.tokens, strict=True)):
             if session is None or not tokens:
                 continue
@@ -229,25 +232,25 @@ class DraftSessions:
         likely = np.full((len(piece.tokens[row]), TOP_K), -1, np.int32)
         if top_tokens.indices is None:
             return {"top_k": likely}
-        top, path, nodes = top_tokens.indices[row], piece.paths[row], len(piece.trees[row])
+        top = top_tokens.indices[row]
+        path = piece.paths[row]
+        nodes = len(piece.trees[row])
         likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
-        is_whole = (
-            nodes == self._drafted[row]
-        )  # also where there is no tree: the row of the context is known
+        # Also where there is no tree: the row of the context is known.
+        is_whole = nodes == self._drafted[row]
         return {"top_k": likely, "node_top_k": top[: 1 + nodes] if is_whole else None}
 
 
 def pruned(tree: TokenTree, max_depth: int) -> TokenTree:
-    """Return the part of `tree` that is at most `max_depth` deep,
-    all of it if that can still be accepted.
-    """
+    """Return the subtree of `tree` that is at most `max_depth` deep."""
     kept = np.flatnonzero(tree.depths <= max_depth)
     return tree if kept.size == len(tree) else part_of(tree, kept)
 
 
 def chain_of(tree: TokenTree) -> TokenTree:
-    """Return the likeliest path of `tree`, all of it if there is
-    one alone: somebody else's member may branch.
+    """Return the likeliest path of `tree`.
+
+    A member of somebody else's may branch where a chain was requested.
     """
     if tree.parents.tolist() == list(range(-1, len(tree) - 1)):
         return tree

@@ -1,7 +1,7 @@
 """`rest_store.generate`: what `model.generate(custom_generate=...)` of transformers 5 calls.
 
-    model.generate(**inputs, custom_generate=rest_store.generate, drafter=[store,
-    rest_store.PromptLookup()])
+    sources = [store, rest_store.PromptLookup()]
+    model.generate(**inputs, custom_generate=rest_store.generate, sources=sources)
 
 transformers prepares everything as for its own decoding (cache, mask, processors, criteria), then
 calls this. It forwards the arguments of this signature that it does not take itself. A `streamer`
@@ -10,6 +10,7 @@ it takes itself, and does not forward; `streamer_of_the_call` finds it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +19,9 @@ import torch
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget
-from rest_store.errors import NotSupportedError, describe
+from rest_store.errors import ArgumentError, NotSupportedError, describe
+from rest_store.generation.drafting_options import DraftingOptions
 from rest_store.generation.loop import Generation
-from rest_store.generation.options import Options
 from rest_store.generation.seam import streamer_of_the_call
 from rest_store.generation.typical import ACCEPTANCES
 
@@ -32,7 +33,7 @@ def generate(
     stopping_criteria: Any,
     generation_config: Any,
     *,
-    drafter: Sequence[object] | None = None,
+    sources: Sequence[object] | None = None,
     references: Sequence[IntSequence] = (),
     max_nodes: int | None = None,
     adaptive: bool = True,
@@ -42,12 +43,12 @@ def generate(
     group: str = "",
     epoch: int = 0,
     stream_to: Any = None,
+    drafter: Sequence[object] | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Generate as `model.generate` does, token for token, with
-    fewer forward passes (REST, arXiv 2311.08252).
+    """Generate the tokens of `model.generate` in fewer forward passes (REST, arXiv 2311.08252).
 
-    Pass it to `model.generate` as `custom_generate`, with the arguments from `drafter` on by name.
+    Pass it to `model.generate` as `custom_generate`, with the arguments from `sources` on by name.
 
     Args:
         model: a decoder-only model of transformers.
@@ -56,15 +57,15 @@ def generate(
             batch too; custom ones are copied for each row of a batch, with all that they hold.
         stopping_criteria: prepared by `model.generate`. Each call of one judges a single row.
         generation_config: prepared by `model.generate`.
-        drafter: sources for a `DraftSession` of each row; None: plain decoding.
+        sources: of a `DraftSession` for each row; None: plain decoding.
         references: token ids of texts that the output of each row will probably resemble, the
             likeliest last: an edited file, earlier answers to the same prompt. `PromptLookup`,
-            which must be in `drafter`, searches them.
+            which must be in `sources`, searches them.
         max_nodes: most draft tokens of a step, 0..1024; None: 16, on an accelerator 64.
         adaptive: measure what steps cost, and draft only while that pays.
         remember: what each output is added to beside generation: a `LiveDatastore` opened for
             writing, a `DatastoreClient` of one, or another object with `add(documents, ids=None)`.
-            To draft from it as well, name it in `drafter` too. None: nothing.
+            To draft from it as well, name it in `sources` too. None: nothing.
         calibration: of the sessions, such as `Calibration.load` of what `rest-store calibrate`
             wrote; None: the package's. What it learns, it keeps for later generations.
         acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible
@@ -73,10 +74,11 @@ def generate(
             more predictable, and leans towards what was drafted.
         group: of the outputs in `remember`, as `LiveDatastore.add` takes it, such as a key of the
             prompt. What was remembered of the same group is searched as references are, if
-            `PromptLookup` is in `drafter`.
+            `PromptLookup` is in `sources`.
         epoch: of the outputs in `remember`, likewise.
         stream_to: a streamer of transformers, given the prompt and each token (one row only):
             another way to pass the `streamer` of `model.generate`.
+        drafter: the former name of `sources`, which goes with the next release.
         model_kwargs: prepared by `model.generate`.
 
     Returns:
@@ -85,20 +87,20 @@ def generate(
 
     Raises:
         NotSupportedError: not a decoder-only model whose keys and values can be kept for one path
-            of a tree.
-        NotSupportedError: not greedy search or sampling, inputs other than token ids, a processor
-            or criterion that does not judge rows one by one, a streamer for several rows, or two
-            streamers; typical acceptance in greedy search or with a SynthID watermark.
-        NotSupportedError: a quantized or offloaded cache, a static one of yours, or one that was
-            not made for the recurrent states of the model.
-        TokenizerMismatchError: datastores in `drafter` and `remember` have different tokenizers.
-        SourceError: `drafter` is no list, one of it is not a source or is given twice, or there are
-            too many; or there are references, but no prompt lookup.
+            of a tree; or not greedy search or sampling, inputs other than token ids, a processor or
+            criterion that does not judge rows one by one, a streamer for several rows, or two
+            streamers; typical acceptance in greedy search or with a SynthID watermark; or a
+            quantized or offloaded cache, a static one of yours, or one that was not made for the
+            recurrent states of the model.
+        TokenizerMismatchError: datastores in `sources` and `remember` have different tokenizers.
+        SourceError: `sources` is no list, one of it is not a source or is given twice, or there are
+            too many; or there are references, but no prompt lookup; or nothing can be added to
+            `remember`.
         ContextTypeError, QueryError: a reference is not 1-D token ids.
-        ArgumentError: `max_nodes`, `acceptance` or `epoch` is out of range.
+        ArgumentError: `max_nodes`, `acceptance` or `epoch` is out of range; or `sources` and
+            `drafter` are both passed.
         DocumentError: `group` is not a valid name of a group.
         NativeKernelError: the kernel was not compiled.
-        SourceError: nothing can be added to `remember`.
         DataFileError: `calibration` is not a `Calibration`.
         DatastoreClosedError: one of the sources is closed.
 
@@ -107,6 +109,12 @@ def generate(
     that nothing was drafted, and why. What cannot be remembered in time is counted in
     `statistics.remembered`, and a warning says why. One generation at a time for each model.
     """
+    if drafter is not None:
+        if sources is not None:
+            expected = "sources alone: drafter is its former name"
+            raise ArgumentError(describe("generate", "drafter", "passed beside sources", expected))
+        warnings.warn("drafter= is now called sources=", FutureWarning, stacklevel=2)
+        sources = drafter
     streamer = streamer_of_the_call()
     if streamer is not None and stream_to is not None:
         raise NotSupportedError(
@@ -118,8 +126,8 @@ def generate(
         logits_processor,
         stopping_criteria,
         generation_config,
-        options=Options(
-            drafter,
+        options=DraftingOptions(
+            sources,
             references,
             max_nodes,
             adaptive,

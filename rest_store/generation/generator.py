@@ -33,8 +33,8 @@ from rest_store.errors import (
 )
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
 from rest_store.generation.conversation import is_chat, tokenized, tokenized_chat
+from rest_store.generation.drafting_options import DraftingOptions
 from rest_store.generation.loop import Generation
-from rest_store.generation.options import Options
 from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
 from rest_store.generation.seam import name_of_cache_in
 from rest_store.generation.stream import Drive, Stream, loop_not_run
@@ -48,7 +48,7 @@ class Generator:
     Args:
         model: a decoder-only model of transformers.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
-        sources: the `drafter` of `rest_store.generate`, which describes the other arguments and
+        sources: those of `rest_store.generate`, which describes the other arguments and
             errors, too. Datastores that were built with another tokenizer are refused.
 
     Attributes:
@@ -71,7 +71,9 @@ class Generator:
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        options = Options(sources, (), max_nodes, adaptive, remember, calibration, acceptance)
+        options = DraftingOptions(
+            sources, (), max_nodes, adaptive, remember, calibration, acceptance
+        )
         if sources and calibration is None:  # one for all generations
             options = replace(options, calibration=Calibration.default())
         self._options = replace(
@@ -154,7 +156,11 @@ class Generator:
         )
 
     def _run(
-        self, inputs: Mapping[str, Any], drafting: Options, options: Mapping[str, Any], drive: Drive
+        self,
+        inputs: Mapping[str, Any],
+        drafting: DraftingOptions,
+        options: Mapping[str, Any],
+        drive: Drive,
     ) -> Any:
         """Call `model.generate`, which calls `drive` with a generation; return what it returns."""
         if options.get("streamer") is not None:
@@ -181,24 +187,22 @@ class Generator:
     def _write(
         self,
         inputs: Mapping[str, Any],
-        drafting: Options,
+        drafting: DraftingOptions,
         options: Mapping[str, Any],
         on_piece: Callable[[Piece], object] | None = None,
     ) -> GeneratorOutput:
         """Generate to the end."""
         with_gradients = torch.is_grad_enabled()
-        generation: Generation | None = (
-            None  # the latest: a wrapper of the model may generate more than once
-        )
+        # The latest: a wrapper of the model may generate more than once.
+        generation: Generation | None = None
 
         def drive(begun: Generation) -> Any:
             nonlocal generation
             generation = begun
             with begun:
                 for piece in begun if on_piece is not None else ():
-                    with torch.set_grad_enabled(
-                        with_gradients
-                    ):  # `model.generate` has turned them off
+                    # `model.generate` has turned them off.
+                    with torch.set_grad_enabled(with_gradients):
                         on_piece(piece)  # type: ignore[misc]  # it is not None here
                 return begun.result()
 
@@ -215,7 +219,9 @@ class Generator:
         sequences = getattr(result, "sequences", result)
         return GeneratorOutput(sequences, generation.tokens, texts, generation.statistics, sources)
 
-    def _compare(self, prompt: Any, drafting: Options, options: dict[str, Any]) -> Comparison:
+    def _compare(
+        self, prompt: Any, drafting: DraftingOptions, options: dict[str, Any]
+    ) -> Comparison:
         """Generate plainly and with drafts in turns, without a trace."""
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         outputs: list[Any] = []
@@ -312,7 +318,7 @@ class Generator:
         return {name: tensor.to(device_of(self.model)) for name, tensor in rows.items()}
 
     def _tokens_of(self, references: Any) -> Any:
-        """Return references as token ids; what is no list, `Options` refuses."""
+        """Return references as token ids; what is no list, `DraftingOptions` refuses."""
         if not isinstance(references, list | tuple):
             return references
         return [
@@ -360,27 +366,26 @@ def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentit
         return known
     try:
         identity = identity_of(tokenizer)
-    except (
-        TokenizerLoadError
-    ):  # written in Python: no datastore can be built with it, so none is refused
+    # Written in Python: no datastore can be built with it, so none is refused.
+    except TokenizerLoadError:
         return None
     _identities[tokenizer] = (len(tokenizer), identity)
     return identity
 
 
-def _copied(options: Options) -> Options:
+def _copied(options: DraftingOptions) -> DraftingOptions:
     """Return options whose sources and calibration learn for themselves from here on.
 
     Nothing is remembered.
     """
     sources = [
         source.copy() if isinstance(source, RecycledLogits) else source
-        for source in options.drafter or ()
+        for source in options.sources or ()
     ]
     calibration = copy.copy(options.calibration)
     references = options.all_references(lambda error: None)  # the generation itself says it
     return replace(
-        options, drafter=sources, calibration=calibration, references=references, remember=None
+        options, sources=sources, calibration=calibration, references=references, remember=None
     )
 
 

@@ -20,7 +20,7 @@ from rest_store.generation.acceptance import Acceptance, Stops
 from rest_store.generation.attention import require_attention
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import EMPTY, DraftSessions, shortened
-from rest_store.generation.options import Options
+from rest_store.generation.drafting_options import DraftingOptions
 from rest_store.generation.output import Piece, Statistics, output_of
 from rest_store.generation.passes import Verifier
 from rest_store.generation.prefill import (
@@ -83,7 +83,7 @@ class Generation:
         stopping_criteria: Any,
         generation_config: Any,
         *,
-        options: Options,
+        options: DraftingOptions,
         text_tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> None:
@@ -98,23 +98,23 @@ class Generation:
         require_model(model)
         require_attention(model)
         most = self._stops.max_length or math.inf  # tokens of a row
-        held = (
-            prompt_length(input_ids, model_kwargs) - input_ids.shape[1]
-        )  # in a cache, beside those of the row
+        # In a cache, beside those of the row.
+        held = prompt_length(input_ids, model_kwargs) - input_ids.shape[1]
         require_length(model, held + most)
-        self._longest = min(
-            most, position_count(model) + 1 - held
-        )  # the last token needs no position
+        # The last token needs no position.
+        self._longest = min(most, position_count(model) + 1 - held)
         require_prompt(model, generation_config, model_kwargs)
         require_verifier(model, cache_in(model_kwargs))
-        self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
-        self._input_ids, self._options = input_ids, options
+        self._model = model
+        self._config = generation_config
+        self._model_kwargs = model_kwargs
+        self._input_ids = input_ids
+        self._options = options
         # Several threads spin while they wait for one that other processes delay, so their time is
         # no better.
         self._by_processor = input_ids.device.type == "cpu" and torch.get_num_threads() == 1
-        self._takes_best = (
-            not sample and len(logits_processor) == 0
-        )  # of the raw logits, so of all nodes at once
+        # Of the raw logits, so of all nodes at once.
+        self._takes_best = not sample and len(logits_processor) == 0
         self._rows = rows_of(input_ids, logits_processor, sample=sample)
         self._detokenizers = (
             None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
@@ -195,17 +195,16 @@ class Generation:
         began = self._times()
         asked, trees = self._draft(sessions, verifier)
         drafted = self._times()
-        nodes, passes = max(map(len, trees)), verifier.passes
+        nodes = max(map(len, trees))
+        passes = verifier.passes
         more = verifier.waiting + nodes  # tokens than in a plain step
         last = [None if row.ended else row.tokens[-1] for row in self._rows]
         logits = verifier.run(last, trees, 1 + nodes)
         top_tokens = self._read(logits, sessions)
         verified = self._times()
         piece = self._acceptance.accept(logits, top_tokens, trees)
-        piece.drafting_seconds, piece.forward_seconds = (
-            drafted[0] - began[0],
-            verified[0] - drafted[0],
-        )
+        piece.drafting_seconds = drafted[0] - began[0]
+        piece.forward_seconds = verified[0] - drafted[0]
         piece.forward_passes = verifier.passes - passes
         verifier.keep(piece.paths)
         sessions.accept(piece, top_tokens)
@@ -218,15 +217,14 @@ class Generation:
     # --- one step ---------------------------------------------------------------------------------
 
     def _draft(self, sessions: DraftSessions, verifier: Verifier) -> tuple[bool, list[TokenTree]]:
-        """Return whether sessions were asked, and the tree of
-        each row, empty where there is none.
-        """
+        """Return whether the sessions drafted, and a tree for each row, which may be empty."""
         longest = int(min(self._longest, 2**31)) - 1  # the bonus token comes last
         depths = [0 if row.ended else longest - len(row.tokens) for row in self._rows]
         # A step reads at most as many tokens again as it may draft: then they are committed.
         if not sessions.active or self._max_nodes <= verifier.waiting or max(depths) <= 0:
             return False, [EMPTY] * len(self._rows)
-        policy, waiting = self._policy, verifier.waiting
+        policy = self._policy
+        waiting = verifier.waiting
         if policy is None:
             return True, sessions.draft(depths, self._max_nodes, None, shape=verifier.shape)
         if not policy.wants_drafts(waiting):
@@ -262,13 +260,12 @@ class Generation:
 
         The rows of a batch are padded to one width: all count as one.
         """
-        waited, lengths = sessions.waited, [len(tokens) for tokens in piece.tokens if tokens]
+        waited = sessions.waited
+        lengths = [len(tokens) for tokens in piece.tokens if tokens]
         scores = [tree.scores for tree in piece.trees if tree.scores is not None]
         expected = sum(float(of_tree.sum()) for of_tree in scores) / len(lengths)
-        accepted, of_services = (
-            sum(lengths) / len(lengths) - 1,
-            sessions.of_services(piece) / len(lengths),
-        )
+        accepted = sum(lengths) / len(lengths) - 1
+        of_services = sessions.of_services(piece) / len(lengths)
         seconds += waited if self._by_processor else 0.0
         policy.learn(nodes, expected, accepted, seconds, waited, of_services)
 
@@ -303,17 +300,20 @@ class Generation:
     def release(self) -> None:
         """Remember the output; close verifier and sessions, without filling the caller's cache."""
         self._closed = True
-        target, self._target = self._target, None
+        target = self._target
+        self._target = None
         if target is not None:
             labels = self._options.group, self._options.epoch
             texts = zip(self._prompt_ends, self.tokens, strict=False)
             outputs = [OutputDocument.of(prompt, output, *labels) for prompt, output in texts]
             documents = [document for document in outputs if document is not None]
             remember(target, documents, self.statistics.remembered)
-        verifier, self._verifier = self._verifier, None
+        verifier = self._verifier
+        self._verifier = None
         if verifier is not None:
             verifier.close()
-        sessions, self._sessions = self._sessions, None
+        sessions = self._sessions
+        self._sessions = None
         if sessions is not None:
             sessions.close()
 
@@ -326,8 +326,9 @@ class Generation:
         self.close()
 
     def result(self, streamer: Any = None, *, has_prompt: bool = False) -> Any:
-        """Run to the end; return what `generate` returns. After `close`
-        or an error that is what was written before.
+        """Run to the end, and return the result of `generate`.
+
+        After `close` or an error, that is the text before it.
 
         Args:
             streamer: of transformers, given the prompt and each token.
@@ -353,9 +354,7 @@ class Generation:
 
 
 def _policy_of(model: Any, prompt: PrefilledPrompt) -> DraftPolicy:
-    """Return the policy of another generation of `model` behind
-    `prompt`, which knows steps of the same conditions.
-    """
+    """Return the policy of an earlier generation under the same conditions, or a new one."""
     context = max(prompt.length, 256).bit_length()  # steps take longer with the context
     is_prepacked = any("forward" in vars(module) for module in model.modules())
     conditions = (

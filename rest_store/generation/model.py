@@ -59,9 +59,8 @@ def load_model(
         {"gguf_file": path.name} if is_gguf else {"local_files_only": failure is not None}
     )
     weights: dict[str, Any] = {}
-    if is_gguf and hasattr(
-        transformers, "GgufConfig"
-    ):  # which keeps them packed where it has a kernel for the device
+    # Which keeps them packed where it has a kernel for the device.
+    if is_gguf and hasattr(transformers, "GgufConfig"):
         weights["quantization_config"] = transformers.GgufConfig(dequantize=True)
     with _errors("tokenizer", name, failure), announce(f"tokenizer {name}"):
         tokenizer = (
@@ -98,12 +97,9 @@ def _errors(part: str, name: str, failure: str | None) -> Iterator[None]:
             if failure is None
             else f"it cannot be reached ({failure})"
         )
-        reason = textwrap.shorten(
-            reason, 300, placeholder=" ..."
-        )  # some list all models that there are
+        # Some list all models that there are.
+        reason = textwrap.shorten(reason, 300, placeholder=" ...")
         if not Path(name).exists():
-            part, reason = (
-                "model",
-                f"no such directory here, and from the Hugging Face hub: {reason}",
-            )
+            part = "model"
+            reason = f"no such directory here, and from the Hugging Face hub: {reason}"
         raise ModelLoadError(describe(name, part, f"not loaded ({reason})", _EXPECTED)) from error

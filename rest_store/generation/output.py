@@ -58,8 +58,9 @@ class Piece:
 
     @property
     def paths(self) -> list[list[int]]:
-        """For each row the positions in the step of the tokens that
-        the new ones follow, 0 being its first token.
+        """For each row, the positions in the step of the tokens that the new ones follow.
+
+        Position 0 is the first token of the step.
         """
         return [
             [0, *(1 + node for node in nodes)][: len(tokens)]
@@ -152,8 +153,7 @@ class Statistics:
 
 @dataclass
 class GenerateOutput(GenerateDecoderOnlyOutput):
-    """What `generate` returns with `return_dict_in_generate=True`: the
-    fields of transformers, and statistics.
+    """The output with `return_dict_in_generate=True`: fields of transformers, and statistics.
 
     Attributes:
         statistics: forward passes, M, what the sessions did, where each token came from.

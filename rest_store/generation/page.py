@@ -1,6 +1,4 @@
-"""A page of HTML that shows one generation as it was drafted: text,
-sources, and the tree of each forward pass.
-"""
+"""A page of HTML for one generation: its text by source, and the tree of each pass."""
 
 from __future__ import annotations
 
@@ -42,20 +40,23 @@ def page(
         comparison: with plain decoding, if it was asked for.
         remarks: what else to say about this generation, one sentence each.
     """
-    labels = [*labels, *(f"source {bit + 1}" for bit in range(len(labels), _MAX_SOURCES))][
-        :_MAX_SOURCES
-    ]
+    unnamed = (f"source {bit + 1}" for bit in range(len(labels), _MAX_SOURCES))
+    labels = [*labels, *unnamed][:_MAX_SOURCES]
     counts = Counter(origin for piece in passes for origin in piece.origins[0])
     said = "".join(f"<p>{escape(remark)}</p>\n" for remark in remarks)
     body = (
-        f'<header>\n<p class="overline">rest-store generate</p>\n<h1>{escape(title)}</h1>\n<p'
-        f' class="verdict">{_verdict(statistics, comparison)}</p>\n{said}</header>\n{_summary(statistics, counts, labels)}<div'
-        ' class="columns">\n<main>\n<h2>The text, pass by pass</h2>\n<p class="soft hint">A bar |'
-        " stands where a forward pass begins. Choose one to see its draft tree; ← and → go"
-        ' on.</p>\n<details class="prompt"><summary>The prompt</summary><div'
-        f' class="text">{escape(prompt)}</div></details>\n{_text(passes, tokenizer, labels)}</main>\n<aside'
-        ' id="pass" aria-label="Draft tree of a forward pass">\n<noscript><p>Draft trees are drawn'
-        " by a script, which is off in this browser.</p></noscript>\n</aside>\n</div>\n"
+        f'<header>\n<p class="overline">rest-store generate</p>\n<h1>{escape(title)}</h1>\n'
+        f'<p class="verdict">{_verdict(statistics, comparison)}</p>\n{said}</header>\n'
+        f"{_summary(statistics, counts, labels)}"
+        '<div class="columns">\n<main>\n<h2>The text, pass by pass</h2>\n'
+        '<p class="soft hint">A bar | stands where a forward pass begins. '
+        "Choose one to see its draft tree; ← and → go on.</p>\n"
+        '<details class="prompt"><summary>The prompt</summary>'
+        f'<div class="text">{escape(prompt)}</div></details>\n'
+        f"{_text(passes, tokenizer, labels)}</main>\n"
+        '<aside id="pass" aria-label="Draft tree of a forward pass">\n'
+        "<noscript><p>Draft trees are drawn by a script, "
+        "which is off in this browser.</p></noscript>\n</aside>\n</div>\n"
     )
     data = {"labels": list(labels), "passes": _data(passes, tokenizer)}
     style, script = (packaged(__package__, f"page.{ending}") for ending in ("css", "js"))
@@ -95,9 +96,8 @@ def _verdict(statistics: Statistics, comparison: Comparison | None) -> str:
 def _summary(statistics: Statistics, counts: Counter[int], labels: Sequence[str]) -> str:
     """Return M, the bar of sources with its legend, and where the time went."""
     total = max(1, counts.total())
-    order = sorted(
-        counts, key=lambda origin: (origin == 0, -counts[origin], origin)
-    )  # the model last
+    # The model last.
+    order = sorted(counts, key=lambda origin: (origin == 0, -counts[origin], origin))
     segments = "".join(_segment(origin, counts[origin], total, labels) for origin in order)
     legend = []
     for bit in range(_MAX_SOURCES):
@@ -153,7 +153,8 @@ def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str
         words = piece.words[0] if piece.words is not None else []
         for token, text, origin in zip(piece.tokens[0], words, piece.origins[0], strict=True):
             if token in special and not text.strip():
-                text, kind = str(tokenizer.decode([token])), " special"
+                text = str(tokenizer.decode([token]))
+                kind = " special"
             else:
                 kind = " line" if text.endswith("\n") else ""
             title = escape(_names(origin, labels))
@@ -181,8 +182,9 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def added(before: int | None, token: int) -> str:
-        """Return what `token` adds behind `before`: some tokenizers
-        drop the space in front of the first token.
+        """Return the text that `token` adds behind `before`.
+
+        Some tokenizers drop the space in front of the first token.
         """
         start, both = ("", "") if before is None else (decoded(before), decoded(before, token))
         is_prefix = (
@@ -193,8 +195,11 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
     data = []
     before: int | None = None  # the last token written
     for piece in passes:
-        tree, written, accepted = piece.trees[0], piece.tokens[0], piece.accepted[0]
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        tree = piece.trees[0]
+        written = piece.tokens[0]
+        accepted = piece.accepted[0]
+        tokens = tree.tokens.tolist()
+        parents = tree.parents.tolist()
         scores = [-1.0] * len(tokens) if tree.scores is None else tree.scores.tolist()
         last = tokens[accepted[-1]] if accepted else before
         bonus = written[len(accepted)] if len(written) > len(accepted) else None

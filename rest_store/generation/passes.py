@@ -25,9 +25,8 @@ from rest_store.generation.seam import name_of_cache
 
 Kind = TypeVar("Kind", bound=TreeKVCache)
 
-_NO_MASKS = dict.fromkeys(
-    ("linear_attention", "conv")
-)  # of recurrent layers: no token of a pass is padding
+# Of recurrent layers: no token of a pass is padding.
+_NO_MASKS = dict.fromkeys(("linear_attention", "conv"))
 
 
 class Verifier(ABC):
@@ -116,9 +115,8 @@ class TreePasses(Generic[Kind]):
         except BaseException:  # such as no memory
             self._attention.restore()
             raise
-        self._slots = {
-            group.pattern.name: group for group in cache.groups
-        }  # one of each kind of attention
+        # One of each kind of attention.
+        self._slots = {group.pattern.name: group for group in cache.groups}
         # Models with recurrent states make the mask of these themselves, unless they are given one
         # of each layer type.
         is_typed = hasattr(model.config.get_text_config(decoder=True), "layer_types")
@@ -211,9 +209,8 @@ class TreePasses(Generic[Kind]):
             context = context & (self._seen[:, held.clamp(max=known - 1)] | (held >= known))
         mask = torch.where(in_step, ancestors[:, :, node], context[:, None, :])
         if group.pattern.window:
-            there = torch.where(in_step, slots[:, node], held)[
-                :, None, :
-            ]  # positions in the sequence
+            # Positions in the sequence.
+            there = torch.where(in_step, slots[:, node], held)[:, None, :]
             mask = mask & (there > slots[:, :, None] - group.pattern.window)
         if self._attention.name != "eager":
             return mask[:, None]

@@ -1,6 +1,4 @@
-"""The prompt's forward pass, run as `generate` of transformers runs
-it, and what verification needs of it.
-"""
+"""The forward pass over the prompt, as `generate` of transformers runs it."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def held_tokens(cache: Any) -> int:
 
 
 def _has_all_tokens(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> bool:
-    """Whether `input_ids` are all tokens, those in a filled
-    cache too, and not the new ones alone.
-    """
+    """Whether `input_ids` include the tokens of a filled cache, and not the new ones alone."""
     positions = model_kwargs.get("position_ids")
     return positions is None or int(positions.shape[-1]) == input_ids.shape[1]
 
@@ -77,14 +73,11 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
             none, or in place of a static one of `cache_implementation`.
 
     Raises:
-        NotSupportedError: as in `require_inputs`.
-        NotSupportedError: as in `require_cache`.
+        NotSupportedError: as in `require_inputs`; or as in `require_cache`.
     """
     require_inputs(model_kwargs)
-    cache, made = (
-        cache_in(model_kwargs),
-        DynamicCache(config=model.config.get_text_config(decoder=True)),
-    )
+    cache = cache_in(model_kwargs)
+    made = DynamicCache(config=model.config.get_text_config(decoder=True))
     is_made_static = (
         config.cache_implementation is not None
         and isinstance(cache, StaticCache)
@@ -164,8 +157,9 @@ def _inputs_of(start: int, end: int, model_kwargs: dict[str, Any]) -> dict[str, 
 
 
 def unpadded(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
-    """Return the tokens of each row of `input_ids`, int64[rows,
-    length], that the attention mask shows.
+    """Return the tokens of each row that the attention mask shows.
+
+    `input_ids` are int64[rows, length].
     """
     mask = model_kwargs.get("attention_mask")
     if mask is None:

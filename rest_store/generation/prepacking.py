@@ -1,5 +1,4 @@
-"""Linear layers with prepacked weights: on a CPU a pass over a tree
-then costs little more than one token.
+"""Linear layers with prepacked weights, for CPUs: a tree costs little more than a token.
 
 torch computes a float32 linear layer on a CPU with a BLAS that reads the weights in their usual
 layout. oneDNN, a part of torch, also takes them in blocks that fit the processor's registers, which
@@ -59,9 +58,8 @@ def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
         raise NotSupportedError(
             describe(type(model).__name__, "number of linear layers", 0, expected)
         )
-    weights = {
-        layer.weight: pack(layer.weight.detach(), _ROWS) for layer in layers
-    }  # tied ones once
+    # Tied ones once.
+    weights = {layer.weight: pack(layer.weight.detach(), _ROWS) for layer in layers}
     packed = [(layer, weights[layer.weight]) for layer in layers]
     with fitting_threads(lambda: _pass(packed, linear, _ROWS)):
         singly = _is_faster_for_one_row(packed, linear)
@@ -105,9 +103,7 @@ def _can_be_packed(layer: torch.nn.Linear) -> bool:
 
 
 def _inputs(packed: _Packed, rows: int) -> dict[int, torch.Tensor]:
-    """Return an input of so many rows for each size that layers
-    take, whatever the defaults of torch are.
-    """
+    """Return an input of so many rows for each input size of the layers."""
     sizes = {layer.in_features for layer, _ in packed}
     return {size: torch.ones(rows, size, dtype=torch.float32, device="cpu") for size in sizes}
 
@@ -130,7 +126,8 @@ def _usual_pass(packed: _Packed, rows: int) -> None:
 
 def _is_faster_for_one_row(packed: _Packed, linear: _Linear) -> bool:
     """Whether prepacked weights are faster than the usual layout for an input of one row."""
-    usual, prepacked = [], []
+    usual = []
+    prepacked = []
     for _ in range(_REPEATS):
         began = time.perf_counter()
         _usual_pass(packed, 1)
@@ -142,14 +139,12 @@ def _is_faster_for_one_row(packed: _Packed, linear: _Linear) -> bool:
 
 
 def _forward(
-    layer: torch.nn.Linear, weight: Any, linear: _Linear, *, least: int
+    layer: torch.nn.Linear, weight: Any, linear: _Linear, *, minimum: int
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the forward pass of `layer` that uses prepacked
-    weights for inputs of `least` rows or more.
-    """
+    """Return a forward pass with prepacked weights for inputs of `minimum` rows or more."""
 
     def forward(rows: torch.Tensor) -> torch.Tensor:
-        few = rows.numel() < least * layer.in_features
+        few = rows.numel() < minimum * layer.in_features
         if few or torch.is_grad_enabled() or rows.dtype != torch.float32:
             return torch.nn.functional.linear(rows, layer.weight, layer.bias)
         return linear(rows, weight, layer.bias, "none", [], "")

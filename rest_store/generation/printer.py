@@ -69,7 +69,8 @@ class Printer:
 
         Typed, Ctrl-C ends only the present text.
         """
-        tokenizer, conversation = self.generator.tokenizer, Conversation(self.generator.tokenizer)
+        tokenizer = self.generator.tokenizer
+        conversation = Conversation(self.generator.tokenizer)
         for line in _lines():
             try:
                 text = conversation.ask(line) if chat else line
@@ -109,7 +110,8 @@ class Printer:
 
 def _facts(output: GeneratorOutput) -> dict[str, Any]:
     """Return a text and what it took, for JSON."""
-    statistics, comparison = output.statistics, output.comparison
+    statistics = output.statistics
+    comparison = output.comparison
     facts: dict[str, Any] = {
         "text": output.text,
         "tokens": statistics.tokens,

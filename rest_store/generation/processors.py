@@ -1,6 +1,4 @@
-"""Logits processors of the rows of a batch: each row has its own,
-which judges it as the whole one judges all.
-"""
+"""Logits processors of a batch: each row gets a copy that judges it as the original would."""
 
 from __future__ import annotations
 
@@ -61,9 +59,8 @@ def for_row(processor: Any, row: int, rows: int) -> Processor:
     Raises:
         NotSupportedError: it cannot be copied, or holds something for another number of rows.
     """
-    if isinstance(
-        processor, PrefixConstrainedLogitsProcessor
-    ):  # asks a function about an index in the batch
+    # Asks a function about an index in the batch.
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):
         return lambda ids, scores: processor(ids.expand(rows, -1), scores.expand(rows, -1).clone())[
             row : row + 1
         ]
@@ -91,8 +88,9 @@ def _kind(value: object) -> _Kind:
 
 
 def _of_row(processor: Any, name: str, held: Any, row: int, rows: int) -> Any:
-    """Return the part of `held`, which has one entry for each prompt
-    of a batch or for each row, that one row needs.
+    """Return the entry of `held` for one row.
+
+    `held` has one entry for each prompt of a batch, or for each row.
     """
     count = len(held)
     if count and rows % count:
@@ -109,8 +107,9 @@ def _of_row(processor: Any, name: str, held: Any, row: int, rows: int) -> Any:
 
 
 def _copies_in(value: object) -> dict[int, Any]:
-    """Return what stands in a copy of `value` for what it holds, by
-    id: modules, and objects as in `_COPIES`.
+    """Return replacements, by id, for objects in `value` that a copy must not duplicate.
+
+    These are modules, and objects as in `_COPIES`.
 
     That is what `copy.deepcopy` takes as `memo`.
     """

@@ -43,9 +43,8 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     def __init__(self, layer: LinearAttentionLayer) -> None:
         super().__init__(number_of_states=layer.number_of_states)
         _move_states(layer, self)
-        self._conv_inputs: dict[
-            int, torch.Tensor
-        ] = {}  # of the latest pass, behind the state before it
+        # Of the latest pass, behind the state before it.
+        self._conv_inputs: dict[int, torch.Tensor] = {}
         self._recurrent_after: dict[int, torch.Tensor] = {}  # the latest pass
 
     def update_conv_state(
@@ -167,9 +166,8 @@ class RecurrentCache(TreeKVCache):
             for layer in self._of_states.values()
         ]
         self.rolls_back = not any(recurrent)
-        self._set_aside: dict[
-            int, list[torch.Tensor]
-        ] = {}  # states of rows that the latest passes do not concern
+        # States of rows that the latest passes do not concern.
+        self._set_aside: dict[int, list[torch.Tensor]] = {}
 
     @property
     def device(self) -> torch.device:

@@ -1,5 +1,4 @@
-"""The rows of a batch as they are written, token by token, as
-`generate` of transformers chooses them.
+"""The rows of a batch: tokens are chosen one by one, as `generate` of transformers does.
 
 Every generated token is one call of the logits processors and at most one draw, in the order of the
 sequence and with all that precedes it. A draft is accepted as far as the chosen tokens follow it,
@@ -47,7 +46,9 @@ class Row:
         self.logits: list[torch.Tensor] = []
         self.ended = False
         self._ids = ids[None]
-        self._processors, self._sample, self._generator = processors, sample, generator
+        self._processors = processors
+        self._sample = sample
+        self._generator = generator
 
     def ids(self) -> torch.Tensor:
         """Return the row as a tensor, int64[1, length]."""

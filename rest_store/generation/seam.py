@@ -1,5 +1,4 @@
-"""The seam to transformers: what its cache is called in the
-installed release, what it does not pass on, and a table.
+"""The seam to transformers: the name of its cache, and a table of all that we rely on.
 
 5.24 renamed the argument of `generate`, `prepare_inputs_for_generation` and `forward`, the field of
 outputs, and what a custom loop is given.
@@ -19,7 +18,7 @@ from typing import Any
 import transformers
 from transformers import GenerationMixin
 
-from rest_store.errors import RestStoreError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.seam import Part, differences
 
 _OF_STATES = "cache_params"  # of models without attention, before
@@ -63,8 +62,7 @@ _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 
 def streamer_of_the_call() -> Any:
-    """Return the `streamer` of the call of `model.generate` that
-    called the caller of this as its custom loop.
+    """Return the `streamer` of the `model.generate` call that runs our custom loop.
 
     transformers gives it the prompt, but does not pass it on, and its reader would wait for the
     text for ever. So it is read where it is, in that call's frame. None: it has none, or that call
@@ -215,10 +213,10 @@ def require_transformers() -> None:
     What is only read is left to the tests: to look for it takes seconds.
 
     Raises:
-        RestStoreError: it is not.
+        NotSupportedError: it is not.
     """
     if found := differences(part for part in PARTS if part.parameters is not None):
         release = f"{transformers.__version__}, in which {'; '.join(found)}"
-        raise RestStoreError(
+        raise NotSupportedError(
             describe("generate", "transformers", release, "a release that this rest-store knows")
         )

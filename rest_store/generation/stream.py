@@ -20,9 +20,8 @@ from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.loop import Generation
 from rest_store.generation.output import Piece, Statistics
 
-Drive = Callable[
-    [Generation], Any
-]  # runs a generation inside of `model.generate`; returns what that is to return
+# Runs a generation inside of `model.generate`; returns what that is to return.
+Drive = Callable[[Generation], Any]
 _MAX_SECONDS = 5.0  # that dropping a stream waits until its thread has left `model.generate`
 
 
@@ -104,10 +103,8 @@ class Stream:
 
 def loop_not_run(name: str) -> NotSupportedError:
     """Return the error for a model whose `generate` ran no custom loop."""
-    found, expected = (
-        "one that did not call its argument custom_generate",
-        "that of transformers, or one that calls it",
-    )
+    found = "one that did not call its argument custom_generate"
+    expected = "that of transformers, or one that calls it"
     return NotSupportedError(describe(name, "generate", found, expected))
 
 
@@ -162,7 +159,8 @@ class _Worker(threading.Thread):
         if self._ended:
             self.join()
         self._raise_error()
-        piece, self._piece = self._piece, None
+        piece = self._piece
+        self._piece = None
         return piece
 
     def stop(self) -> None:
@@ -179,7 +177,8 @@ class _Worker(threading.Thread):
 
     def _raise_error(self) -> None:
         """Raise the thread's error, if there is one, once."""
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             try:
                 raise error
@@ -204,7 +203,8 @@ class _Worker(threading.Thread):
     # --- the thread's side ------------------------------------------------------------------------
 
     def run(self) -> None:
-        generate, self._generate = self._generate, None
+        generate = self._generate
+        self._generate = None
         assert generate is not None
         try:
             self.result = self._context.run(self._run_with_settings, generate)
@@ -221,7 +221,8 @@ class _Worker(threading.Thread):
 
     def _drive(self, generation: Generation) -> Any:
         """Run the loop, a pass for each turn."""
-        is_first, self.generation = self.generation is None, generation
+        is_first = self.generation is None
+        self.generation = generation
         with generation:
             if is_first:
                 self._hand_over(None)

@@ -59,9 +59,10 @@ def require_model(model: Any) -> None:
     has_positions = "position_ids" in parameters or not has_attention(config)
     if not has_positions or getattr(config, "alibi", False):
         position = "counted by the model itself, or left to ALiBi"
-    elif isinstance(getattr(config, "attention_layers", None), list) or hasattr(
-        config, "rel_extent"
-    ):  # GPT-Neo
+    elif hasattr(config, "rel_extent") or isinstance(
+        getattr(config, "attention_layers", None), list
+    ):
+        # Inkling, and GPT-Neo
         position = "a slot of the cache"
     if position is not None:
         raise NotSupportedError(
@@ -88,9 +89,8 @@ def _require_plain_passes(model: Any) -> None:
         getattr(own, "__func__", None) is not type(model).prepare_inputs_for_generation
         or own.__self__ is not model
     ):
-        expected = (  # as prompt tuning of PEFT does
-            "that of the class: passes over a tree do not call it"
-        )
+        # As prompt tuning of PEFT does.
+        expected = "that of the class: passes over a tree do not call it"
         raise NotSupportedError(
             describe(name, "prepare_inputs_for_generation", "replaced", expected)
         )
@@ -110,9 +110,8 @@ def _hooks_that_count_tokens(model: Any) -> str | None:
     None: there are none.
     """
     for hook in [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]:
-        if (module := getattr(hook, "__module__", "")).startswith(
-            "peft."
-        ):  # X-LoRA runs the model in its own hook
+        # X-LoRA runs the model in its own hook.
+        if (module := getattr(hook, "__module__", "")).startswith("peft."):
             return f"that of {module}"
     for hook in [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]:
         if getattr(hook, "keywords", {}).get("alora_offsets") is not None:
@@ -201,9 +200,7 @@ def position_count(model: Any) -> float:
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device that a model's inputs go to, also where
-    accelerate keeps the weights elsewhere.
-    """
+    """Return the device of a model's inputs, also where accelerate keeps weights elsewhere."""
     device: torch.device = model.device
     if device.type != "meta":
         return device
@@ -218,9 +215,7 @@ def vocabulary_size(model: Any) -> int:
 
 
 def _growing_rope(config: Any) -> list[tuple[str, int]]:
-    """Return rotary embeddings that depend on the length,
-    and the length up to which they do not.
-    """
+    """Return rotary embeddings that depend on the length, each with its greatest safe length."""
     limits = []
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:

@@ -45,9 +45,7 @@ def fitting_threads(work: Callable[[], object]) -> Iterator[int]:
 
 
 def _speedup(work: Callable[[], object], many: int, few: int) -> float:
-    """Return how many times as fast `work` is with `few` threads as
-    with `many`, in the median of turns.
-    """
+    """Return the median speedup of `work` with `few` threads over `many`, run in turns."""
     ratios: list[float] = []
     end = time.perf_counter() + _SECONDS
     while len(ratios) < _MIN_ROUNDS or (len(ratios) < _ROUNDS and time.perf_counter() < end):

@@ -1,5 +1,6 @@
-"""Typical acceptance: plausible draft tokens are kept without a
-draw (Medusa, arXiv 2401.10774, section 2.3.1).
+"""Typical acceptance: plausible draft tokens are kept without a draw.
+
+Medusa, arXiv 2401.10774, section 2.3.1.
 
 The text is then no longer a sample of the model's distribution: a draft token that passes is
 written with certainty, not with its probability. Off unless asked for. Nothing here is thread-safe.
@@ -18,12 +19,15 @@ from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.rows import Row
 
 ACCEPTANCES = ("exact", "typical")
-THRESHOLD, ALPHA = 0.09, 0.3  # posterior_threshold and posterior_alpha of Medusa's own code
+# Posterior_threshold and posterior_alpha of Medusa's own code.
+THRESHOLD = 0.09
+ALPHA = 0.3
 
 
 def plausible(scores: torch.Tensor, tokens: Sequence[int]) -> list[float]:
-    """Return for each of `tokens` its probability if it exceeds
-    min(THRESHOLD, ALPHA * exp(-H)), else 0.
+    """Return the probability of each plausible token of `tokens`, and 0 for the others.
+
+    Plausible is a probability over min(THRESHOLD, ALPHA * exp(-H)).
 
     H is the entropy of the distribution, in nats. The paper calls the two epsilon and delta.
 

@@ -12,9 +12,8 @@ from contextlib import suppress
 
 from rest_store.errors import error_text
 
-_NICENESS = (
-    15  # with 19, additions wait longer for locks that the thread holds while others use all cores
-)
+# With 19, additions wait longer for locks that the thread holds while others use all cores.
+_NICENESS = 15
 _PAUSE = 0.02  # seconds until the next look for work when there was none
 _MAX_PAUSE = 5.0  # after failures, each of which doubles the pause
 # So many times as long as a look takes it pauses: with thousands of namespaces that is not short.

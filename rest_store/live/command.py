@@ -14,10 +14,10 @@ import click
 
 from build_index.corpus_spec import CorpusSpec, corpus_options
 from build_index.size import size_text
+from rest_store.command_options import PATH, SETTINGS, FloatRange, Group, json_option
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.live.directory import is_live
-from rest_store.options import PATH, SETTINGS, FloatRange, Group, json_option
 from rest_store.terminal import loading
 
 if TYPE_CHECKING:

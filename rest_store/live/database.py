@@ -24,15 +24,18 @@ CREATE TABLE openings (id TEXT PRIMARY KEY, newest INTEGER NOT NULL);
 CREATE TABLE properties (
     id TEXT NOT NULL, location TEXT NOT NULL, tokenizer TEXT NOT NULL,
     newest INTEGER NOT NULL, forgotten INTEGER NOT NULL, unclean INTEGER NOT NULL);
-CREATE TABLE namespaces (name TEXT PRIMARY KEY, max_tokens INTEGER, max_age REAL, max_epochs INTEGER) WITHOUT ROWID;
+CREATE TABLE namespaces (
+  name TEXT PRIMARY KEY, max_tokens INTEGER, max_age REAL, max_epochs INTEGER) WITHOUT ROWID;
 CREATE TABLE documents (
-    number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, digest BLOB NOT NULL UNIQUE, added REAL NOT NULL,
-    "group" TEXT NOT NULL, epoch INTEGER NOT NULL, symbols BLOB NOT NULL, crc INTEGER NOT NULL);
+    number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, digest BLOB NOT NULL UNIQUE,
+    added REAL NOT NULL, "group" TEXT NOT NULL, epoch INTEGER NOT NULL,
+    symbols BLOB NOT NULL, crc INTEGER NOT NULL);
 CREATE INDEX in_namespace ON documents (namespace, number);
 CREATE INDEX in_group ON documents (namespace, "group") WHERE "group" != '';
 CREATE INDEX in_epoch ON documents (namespace, epoch);
 CREATE TABLE removals (
-    number INTEGER PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, deleted INTEGER NOT NULL);
+    number INTEGER PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    deleted INTEGER NOT NULL);
 CREATE TABLE segments (
     name TEXT PRIMARY KEY, namespace TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
     oldest REAL NOT NULL, newest REAL NOT NULL, sha256 BLOB NOT NULL) WITHOUT ROWID;

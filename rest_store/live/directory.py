@@ -19,10 +19,8 @@ from rest_store.errors import (
 )
 
 _LOCK_NAME = "writer.lock"
-_BEGUN = {
-    _LOCK_NAME,
-    TOKENIZER_FILE_NAME,
-}  # in a directory that was being begun when the process was killed
+# In a directory that was being begun when the process was killed.
+_BEGUN = {_LOCK_NAME, TOKENIZER_FILE_NAME}
 
 
 def is_live(path: Path) -> bool:

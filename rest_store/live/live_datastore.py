@@ -143,9 +143,8 @@ class LiveDatastore(Namespace):
         loaded = (
             None if isinstance(tokenizer, TokenizerIdentity | None) else load_tokenizer(tokenizer)
         )
-        named = (
-            loaded if isinstance(tokenizer, str | os.PathLike) else tokenizer
-        )  # a path is not loaded again
+        # A path is not loaded again.
+        named = loaded if isinstance(tokenizer, str | os.PathLike) else tokenizer
         identity = None if named is None else identity_of(named)
         if read_only and not is_replica:
             return cls(directory, Follower(absolute, identity), read_only=True)
@@ -166,9 +165,8 @@ class LiveDatastore(Namespace):
         Additions in progress are completed. Files are unmapped once the queries in progress and the
         sessions that draft from them have let go of them.
         """
-        if (
-            os.getpid() != self._process
-        ):  # in a child the threads are gone, and the files are the parent's
+        # In a child the threads are gone, and the files are the parent's.
+        if os.getpid() != self._process:
             self.segments = None
             return
         for call in tuple(self._before_close):

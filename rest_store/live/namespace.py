@@ -175,8 +175,7 @@ class Namespace(Store):
         width = token_width(self.vocabulary_size)
         with closing(self.live.stored()) as stored:
             for number in stored.latest(count, namespace=self.name, group=part):
-                for document in [
-                    *stored.read(number, number, namespace=self.name)
-                ]:  # else the log would be kept
+                # Else the log would be kept.
+                for document in [*stored.read(number, number, namespace=self.name)]:
                     tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
                     yield StoredDocument(tokens, document.group, document.epoch, document.added)

@@ -51,11 +51,8 @@ def open_store(
         return LiveDatastore.open(
             path, tokenizer=tokenizer, read_only=True, cache=cache, token=token, tls=tls
         )
-    except (
-        DatastoreFormatError,
-        ServiceUnavailableError,
-        DeadlineError,
-    ):  # it is frozen, or the service cannot say so
+    # It is frozen, or the service cannot say so.
+    except (DatastoreFormatError, ServiceUnavailableError, DeadlineError):
         return Datastore.open(path, tokenizer=tokenizer, cache=cache, token=token, tls=tls)
 
 

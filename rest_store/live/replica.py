@@ -95,9 +95,8 @@ class Replica:
 
     def _opened(self) -> Writer | Follower:
         """Open the copy for writing, or for reading if another process writes it."""
-        new = (
-            None if is_live(self._directory) else self._upstream.tokenizer
-        )  # asked before anything is made
+        # Asked before anything is made.
+        new = None if is_live(self._directory) else self._upstream.tokenizer
         make_directory(self._directory)
         end = time.monotonic() + _PATIENCE
         while True:

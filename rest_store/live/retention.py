@@ -185,6 +185,5 @@ class Clock:
 
 
 def _even_seconds() -> float:
-    return time.clock_gettime(
-        getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    )  # the first counts sleep, too
+    # The first counts sleep, too.
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -73,9 +73,8 @@ class Writer:
         self._lock = Lock()  # held for a change, which is short
         self._closed = False
         self._may_differ_from_disk = False
-        self._settled: Mapping[
-            str, Sequence[Segment]
-        ] = {}  # segments beside which nothing is to be done
+        # Segments beside which nothing is to be done.
+        self._settled: Mapping[str, Sequence[Segment]] = {}
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
             # For the holder of `_lock`:
@@ -202,9 +201,8 @@ class Writer:
         """
         added = by_namespace(changes.added)
         self._stall(*added)
-        is_short = (
-            changes.first > 1 and not changes.removed
-        )  # such a change does not wait for segments in files
+        # Such a change does not wait for segments in files.
+        is_short = changes.first > 1 and not changes.removed
         with nullcontext() if is_short else self._sorting, self._change():
             removed: dict[str, list[int]] = {}
             for removal in changes.removed:
@@ -461,9 +459,8 @@ class Writer:
             self._remove_files(record.name for record in after - before)
             raise
         self.segments.set(present, changes.last)
-        self._remove_files(
-            record.name for record in before - after
-        )  # whoever still reads them has them mapped
+        # Whoever still reads them has them mapped.
+        self._remove_files(record.name for record in before - after)
 
     def _clean(self) -> None:
         """Remove what is left of deleted documents, files of changes that failed too.

@@ -23,8 +23,10 @@ SAMPLE = (
     "\u4f60\u597d\uff0c\u4e16\u754c \u3053\u3093\u306b\u3061\u306f \uc548\ub155",
     "\u041f\u0440\u0438\u0432\u0435\u0442, \u05e9\u05dc\u05d5\u05dd \U0001f44d\U0001f3fd",
 )
-"""The texts; those of the format (FORMAT.md, section 5), so they do not change. None begins with a space: tokenizers of
-Llama 2's family differ there, by the way they were loaded."""
+"""The texts of the format (FORMAT.md, section 5), which do not change.
+
+None begins with a space: tokenizers of Llama 2's family differ there, by the way they were loaded.
+"""
 
 
 def sample_digest(encode: Callable[[str], Sequence[int]]) -> str:

@@ -21,6 +21,7 @@ from rest_store.errors import TokenizerLoadError, describe
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # which have this layout
 _STRING, _ARRAY = 8, 9
+# By type.
 _FORMATS = {
     0: "B",
     1: "b",
@@ -33,7 +34,7 @@ _FORMATS = {
     10: "Q",
     11: "q",
     12: "d",
-}  # by type
+}
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of `tokenizer.ggml.token_type`
 _SPACE = "\u2581"  # in place of spaces in a vocabulary of SentencePiece
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}

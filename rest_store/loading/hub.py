@@ -25,9 +25,8 @@ def hub_failure(name: str, *, kind: str = "model") -> str | None:
     except HFValidationError:
         return None  # not a valid name on the hub: loading it raises the error
     except HfHubHTTPError as error:
-        status = (
-            error.response.status_code
-        )  # of any answer but these, what it means is for those who load
+        # Of any answer but these, what it means is for those who load.
+        status = error.response.status_code
         return f"status {status}" if status >= 500 else None
     except Exception as error:  # of whichever HTTP library the hub's package uses
         reason = " ".join(str(error).split())[:200]

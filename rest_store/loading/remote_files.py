@@ -99,9 +99,8 @@ class RemoteFiles:
                     yield piece
         except Exception as error:  # those of the libraries have no common base
             failure: BaseException = error
-            if isinstance(
-                error, FileNotFoundError
-            ):  # `fsspec` says so of whatever a web server answers, or does not
+            # `fsspec` says so of whatever a web server answers, or does not.
+            if isinstance(error, FileNotFoundError):
                 failure = error.__cause__ or error
             if isinstance(failure, FileNotFoundError) or getattr(failure, "status", 0) == 404:
                 found, expected = f"without {name}", "complete"

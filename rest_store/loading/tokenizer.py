@@ -166,9 +166,8 @@ def _require_sentencepiece(directory: Path, name: str) -> None:
         return
     for path in sorted(directory.glob("*.model")):
         with path.open("rb") as file:
-            is_sentencepiece = (
-                file.read(1) == b"\n"
-            )  # its first field; files of tiktoken are lines of base64
+            # Its first field; files of tiktoken are lines of base64.
+            is_sentencepiece = file.read(1) == b"\n"
         if is_sentencepiece:
             problem = f"a file of SentencePiece alone ('{path.name}')"
             expected = (

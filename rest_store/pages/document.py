@@ -38,7 +38,8 @@ def document(title: str, body: str, *, style: str = "", script: str = "", data: 
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{packaged(__package__, 'base.css')}{style}</style>\n</head>\n"
+        f"<title>{escape(title)}</title>\n"
+        f"<style>\n{packaged(__package__, 'base.css')}{style}</style>\n</head>\n"
         f"<body>\n{body}{embedded}{run}</body>\n</html>\n"
     )
 

@@ -44,9 +44,8 @@ class Address:
         """
         if text.startswith("unix:"):
             path = Path(text.removeprefix("unix:").removeprefix("//"))
-            if (
-                not path.is_absolute() or "%" in text or not text.isprintable()
-            ):  # gRPC takes UTF-8, and decodes %41
+            # GRPC takes UTF-8, and decodes %41.
+            if not path.is_absolute() or "%" in text or not text.isprintable():
                 expected = "unix: and an absolute path, printable and without %"
                 raise ServeError(describe("service", what, ascii(text), expected))
             if len(str(path).encode()) > _MAX_PATH_BYTES:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from rest_store.datastore.validation import real
-from rest_store.errors import ArgumentError, ServeError, ServiceError, describe
+from rest_store.errors import ArgumentError, ServeError, describe
 from rest_store.service.address import Address, is_name
 from rest_store.service.tokens import TOKEN_EXPECTED, is_token
 
@@ -80,7 +80,7 @@ def split_location(location: str) -> tuple[str, str | None]:
 
 
 def target_groups(targets: Targets) -> list[list[str]]:
-    """Return the addresses of each part's endpoints, as gRPC takes them.
+    """Return the addresses of each partition's endpoints, as gRPC takes them.
 
     Args:
         targets: as for `DatastoreClient`.
@@ -88,22 +88,22 @@ def target_groups(targets: Targets) -> list[list[str]]:
     Raises:
         ArgumentError: an address is invalid, or there are none.
     """
-    parts: Sequence[object] = [targets]
+    partitions: Sequence[object] = [targets]
     if isinstance(targets, str):
-        parts = targets.split(";")
+        partitions = targets.split(";")
     elif isinstance(targets, list | tuple) and any(
-        isinstance(part, list | tuple) for part in targets
+        isinstance(partition, list | tuple) for partition in targets
     ):
-        parts = targets
-    return [_addresses(part) for part in parts]
+        partitions = targets
+    return [_addresses(partition) for partition in partitions]
 
 
-def _addresses(part: object) -> list[str]:
-    endpoints = part.split(",") if isinstance(part, str) else part
+def _addresses(partition: object) -> list[str]:
+    endpoints = partition.split(",") if isinstance(partition, str) else partition
     if not isinstance(endpoints, list | tuple) or not endpoints:
         found = "empty" if isinstance(endpoints, list | tuple) else f"a {type(endpoints).__name__}"
         raise ArgumentError(
-            describe("client", "targets", found, "an address, or addresses for each part")
+            describe("client", "targets", found, "an address, or addresses for each partition")
         )
     return [target_of(endpoint) for endpoint in endpoints]
 
@@ -178,7 +178,7 @@ def read_certificates(
     certificate: str | Path | None,
     key: str | Path | None,
     authority: str | Path | None,
-    error: type[ServiceError],
+    error: type[ServeError | ArgumentError],
 ) -> tuple[bytes | None, bytes | None, bytes | None]:
     """Return the content of PEM files, None for None. gRPC itself
     would only say that no connection can be made.
@@ -209,7 +209,7 @@ def read_certificates(
     return read
 
 
-def _read(path: str | Path | None, error: type[ServiceError]) -> bytes | None:
+def _read(path: str | Path | None, error: type[ServeError] | type[ArgumentError]) -> bytes | None:
     """Return the content of a file, None for None; raise `error` if it cannot be read."""
     if path is None:
         return None

@@ -27,14 +27,19 @@ class Status(NamedTuple):
     code: str  # name of the grpc.StatusCode
     error: type[RestStoreError]  # what a server raises and a client gets
 
+    def error_with(self, message: str) -> RestStoreError:
+        """Return the error of this row, as a client raises it."""
+        if self.error is errors.DatastoreFormatError:  # of formats, clients meet this one alone
+            return errors.DatastoreFormatError("live", message)
+        return self.error(message)
+
 
 STATUSES = (
     Status("CONTEXT_TYPE", "INVALID_ARGUMENT", errors.ContextTypeError),
-    Status("EMPTY_CONTEXT", "INVALID_ARGUMENT", errors.QueryError),
-    Status("TOKEN_RANGE", "INVALID_ARGUMENT", errors.QueryError),
-    Status("LIMIT", "INVALID_ARGUMENT", errors.ArgumentError),
+    Status("QUERY", "INVALID_ARGUMENT", errors.QueryError),
+    Status("ARGUMENT", "INVALID_ARGUMENT", errors.ArgumentError),
     Status("DOCUMENT", "INVALID_ARGUMENT", errors.DocumentError),
-    Status("MESSAGE_ORDER", "FAILED_PRECONDITION", errors.ProtocolError),
+    Status("PROTOCOL", "FAILED_PRECONDITION", errors.ProtocolError),
     Status("TOKENIZER_MISMATCH", "FAILED_PRECONDITION", errors.TokenizerMismatchError),
     Status("WRONG_KIND", "FAILED_PRECONDITION", errors.DatastoreFormatError),
     Status("NO_SUCH_FILE", "NOT_FOUND", errors.FetchError),
@@ -101,13 +106,11 @@ def error_of_call(target: str, failure: Any) -> RestStoreError:
     code, details = failure.code().name, failure.details() or ""
     status = _BY_REASON.get(_reason(failure.trailing_metadata()))
     if status is not None:
-        return status.error(details)
+        return status.error_with(details)
     if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
         return errors.MessageSizeError(f"{target}: message is too large ({details})")
-    if code == "CANCELLED" and details in (
-        "",
-        code,
-    ):  # all that gRPC says when it drops a call that waits
+    # All that gRPC says when it drops a call that waits.
+    if code == "CANCELLED" and details in ("", code):
         return errors.OverloadedError(
             f"{target}: service is overloaded and dropped the call unread"
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_store.options import FILE, Decorator
+from rest_store.command_options import FILE, Decorator
 from rest_store.service.tokens import TOKEN_VARIABLE, grants_in
 
 if TYPE_CHECKING:

@@ -13,11 +13,8 @@ from urllib.parse import urlsplit
 
 from rest_store.service.address import Address
 
-_PROXIES = (
-    "grpc_proxy",
-    "https_proxy",
-    "http_proxy",
-)  # the first that is set counts, even if it is empty
+# The first that is set counts, even if it is empty.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")  # likewise
 
 

@@ -81,9 +81,8 @@ def grants_in(path: Path) -> list[Grant]:
         if line and not line.startswith("#"):
             token, *allowed = line.split()
             names = [one.removeprefix(_NAMESPACE) for one in allowed if one.startswith(_NAMESPACE)]
-            if not is_token(token) or len(names) + (_WRITE in allowed) < len(
-                allowed
-            ):  # what the line says is a secret
+            # What the line says is a secret.
+            if not is_token(token) or len(names) + (_WRITE in allowed) < len(allowed):
                 expected = (
                     f"{TOKEN_EXPECTED}; then, after blanks, perhaps `{_WRITE}` and"
                     f" `{_NAMESPACE}NAME`"

@@ -147,7 +147,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ...) -> None: ...
 
 class DatastoreDescription(_message.Message):
-    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "live", "part")
+    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "live", "partition")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -156,7 +156,7 @@ class DatastoreDescription(_message.Message):
     SIZE_FIELD_NUMBER: _ClassVar[int]
     BUILT_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
-    PART_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
     name: str
     tokenizer: TokenizerDescription
     token_count: int
@@ -165,18 +165,18 @@ class DatastoreDescription(_message.Message):
     size: int
     built: int
     live: bool
-    part: PartDescription
-    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[int] = ..., live: bool = ..., part: _Optional[_Union[PartDescription, _Mapping]] = ...) -> None: ...
+    partition: PartitionDescription
+    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[int] = ..., live: bool = ..., partition: _Optional[_Union[PartitionDescription, _Mapping]] = ...) -> None: ...
 
-class PartDescription(_message.Message):
-    __slots__ = ("number", "parts", "build")
+class PartitionDescription(_message.Message):
+    __slots__ = ("number", "total", "build")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    PARTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
     number: int
-    parts: int
+    total: int
     build: str
-    def __init__(self, number: _Optional[int] = ..., parts: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., total: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
 
 class TokenizerDescription(_message.Message):
     __slots__ = ("name", "fingerprint", "vocabulary_size", "special_tokens", "added_tokens", "encoding")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rest_store.bench.options import Destination
+from rest_store.bench.measurement_options import Destination
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.results import data_hashes, environment, write_result
 from rest_store.errors import DataFileError

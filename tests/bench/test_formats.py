@@ -56,10 +56,8 @@ def test_each_answer_of_a_conversation_is_a_recording(tmp_path: Path) -> None:
         {"role": "assistant", "content": "last one"},
     ]
     first, second = read(tmp_path, {"messages": messages})
-    assert (first.prompt.tolist(), first.output.tolist()) == (
-        [2],
-        [4],
-    )  # messages before, characters
+    # Messages before, characters.
+    assert (first.prompt.tolist(), first.output.tolist()) == ([2], [4])
     assert (second.prompt.tolist(), second.output.tolist()) == ([4], [8])
     assert first.key == second.key != ""
     (tmp_path / "other").mkdir()

@@ -100,9 +100,8 @@ def test_walking_accepts_the_path_and_one_token() -> None:
         return nullcontext(NextTokens(prompt))
 
     times: list[float] = []
-    assert (
-        walk([recording], opening, max_nodes=2, times=times).steps == len(times) == 4
-    )  # 3 + 3 + 3 + 1 tokens
+    # 3 + 3 + 3 + 1 tokens.
+    assert walk([recording], opening, max_nodes=2, times=times).steps == len(times) == 4
     assert walk([recording], opening, max_nodes=0).mean_accepted == 1
     assert walk([recording], opening, max_nodes=2, skip=9).tokens == 1
 

@@ -173,22 +173,50 @@ FIGURES = {
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({}, "5 prompts, drafts of all sources beside plain generation: 1.94 times as fast (1.90 to 1.98 in 4 pairs of "
-         "runs). Prompt lookup alone, which transformers has, gives 1.41. In replays, the datastore raised M from 2.12 "
-         "to 2.90."),
-        ({"speedup": Speedup(0.8, 0.78, 0.81, 4)}, "Prompt lookup alone, which transformers has, gives more: 1.41."),
-        ({"speedup": Speedup(2.6, 2.5, 3.26, 2)},
-         ": faster, 2.50 to 3.26 times as fast in 2 pairs of runs; how much is uncertain. Prompt"),
-        ({"speedup": Speedup(1.4, 0.62, 1.9, 6)},
-         "this machine is too busy for a verdict: 0.62 to 1.90 times as fast in 6 pairs of runs (median 1.40). "),
-        ({"without_datastore": 2.91}, "In replays, the datastore brought nothing: M is 2.90 with it and 2.91 without."),
-        ({"without_datastore": 3.21}, " In replays, the datastore did harm: M is 2.90 with it and 3.21 without."),
-        ({"timed": 2, "speedup": Speedup(2.0, 2.0, 2.0, 1)},
-         "2 of 5 prompts, for which there was time, drafts of all sources beside plain generation: faster, 2.00 times "
-         "as fast in 1 pair of runs; how much is uncertain. "),
+        (
+            {},
+            (
+                "5 prompts, drafts of all sources beside plain generation: 1.94 times as fast (1.90"
+                " to 1.98 in 4 pairs of runs). Prompt lookup alone, which transformers has, gives"
+                " 1.41. In replays, the datastore raised M from 2.12 to 2.90."
+            ),
+        ),
+        (
+            {"speedup": Speedup(0.8, 0.78, 0.81, 4)},
+            "Prompt lookup alone, which transformers has, gives more: 1.41.",
+        ),
+        (
+            {"speedup": Speedup(2.6, 2.5, 3.26, 2)},
+            (
+                ": faster, 2.50 to 3.26 times as fast in 2 pairs of runs; how much is uncertain."
+                " Prompt"
+            ),
+        ),
+        (
+            {"speedup": Speedup(1.4, 0.62, 1.9, 6)},
+            (
+                "this machine is too busy for a verdict: 0.62 to 1.90 times as fast in 6 pairs of"
+                " runs (median 1.40). "
+            ),
+        ),
+        (
+            {"without_datastore": 2.91},
+            "In replays, the datastore brought nothing: M is 2.90 with it and 2.91 without.",
+        ),
+        (
+            {"without_datastore": 3.21},
+            " In replays, the datastore did harm: M is 2.90 with it and 3.21 without.",
+        ),
+        (
+            {"timed": 2, "speedup": Speedup(2.0, 2.0, 2.0, 1)},
+            (
+                "2 of 5 prompts, for which there was time, drafts of all sources beside plain"
+                " generation: faster, 2.00 times as fast in 1 pair of runs; how much is uncertain. "
+            ),
+        ),
         ({"other_texts": 2}, ". 2 of the texts differ from plain generation's."),
     ],
-)  # fmt: skip
+)
 def test_the_verdict_says_what_is_so(changed: dict[str, Any], expected: str) -> None:
     verdict = Trial(**{**FIGURES, **changed}).verdict()
     assert expected in verdict

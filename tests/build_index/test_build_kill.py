@@ -35,7 +35,8 @@ KILLED = """
 import os, signal, sys
 left = [{step}]
 def hook(event, arguments):
-    if (event == "open" or event.startswith("os.")) and any({place!r} in str(part) for part in arguments):
+    is_of_files = event == "open" or event.startswith("os.")
+    if is_of_files and any({place!r} in str(part) for part in arguments):
         left[0] -= 1
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)

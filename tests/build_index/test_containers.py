@@ -150,10 +150,8 @@ def test_links_and_directories_in_a_tar_are_passed_over(tmp_path):
 
 def test_encrypted_files_are_counted(tmp_path):
     data = bytearray(zipped({"a.txt": b"x"}, zipfile.ZIP_STORED))
-    for offset in (
-        6,
-        data.index(b"PK\x01\x02") + 8,
-    ):  # flags of the file, and of its entry in the directory
+    # Flags of the file, and of its entry in the directory.
+    for offset in (6, data.index(b"PK\x01\x02") + 8):
         data[offset] |= 1
     write_files(tmp_path, {"a.zip": bytes(data)})
     corpus, documents = read_corpus(tmp_path / "a.zip")

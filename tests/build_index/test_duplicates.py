@@ -67,6 +67,9 @@ def test_many_digests_go_to_disk_and_are_found_there(tmp_path):
 
 
 def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("r+b"))
+    def full(**_):
+        return Path("/dev/full").open("r+b")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(OSError, match="No space left"):
         SeenDocuments(0, tmp_path).add(np.arange(5, dtype=np.uint64))

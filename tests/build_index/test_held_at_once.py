@@ -18,7 +18,7 @@ import pytest
 
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
-from build_index.memory import MIB, plan_memory, sufficient_budget
+from build_index.memory_plan import MIB, plan_memory, sufficient_budget
 from build_index.readers.parquet import HeldAtOnceError
 from build_index.readers.parquet_pages import largest_pages
 from build_index.size import parse_size
@@ -116,10 +116,8 @@ def test_headers_that_cannot_be_read_count_as_one_page(tmp_path):
 
 def test_a_large_row_group_of_small_pages_is_read_and_little_is_held(tmp_path):
     path = tmp_path / "a.parquet"
-    table = {
-        "text": texts(400, 5000),
-        "a": ["y" * 9000] * 400,
-    }  # another column is not read, and does not count
+    # Another column is not read, and does not count.
+    table = {"text": texts(400, 5000), "a": ["y" * 9000] * 400}
     pq.write_table(pa.table(table), path, **OPTIONS["small pages"])
     corpus = open_corpus(CorpusSpec(str(path)))
     corpus.held_bytes = 1 << 18

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from build_index import builder
-from build_index.memory import (
+from build_index.memory_plan import (
     MIB,
     MIN_SHARD_POSITIONS,
     WORK_BYTES,

@@ -256,9 +256,8 @@ def test_rows_that_are_not_utf8_are_dropped_and_counted(tmp_path):
     corpus = open_corpus(CorpusSpec(str(path)))
     assert [document.text for document in corpus] == ["x", "y"]
     assert corpus.provenance()["skipped"] == {"not UTF-8": 1}
-    text = pa.StringArray.from_buffers(
-        3, *pa.array(data, pa.binary()).buffers()[1:]
-    )  # says UTF-8, and is not
+    # Says UTF-8, and is not.
+    text = pa.StringArray.from_buffers(3, *pa.array(data, pa.binary()).buffers()[1:])
     pq.write_table(pa.table({"content": text}), path)
     assert [document.text for document in corpus] == ["x", "y"]
     assert corpus.provenance()["skipped"] == {"not UTF-8": 1}

@@ -98,9 +98,8 @@ def test_a_prefix_is_read_as_a_directory_is(s3, tmp_path, options):
     write_files(tmp_path, tree())
     upload(tree())
     local, expected = read_corpus(tmp_path / "data", **options)
-    remote = pickle.loads(
-        pickle.dumps(open_corpus(CorpusSpec("s3://corpus/data", **options)))
-    )  # for other processes
+    # For other processes.
+    remote = pickle.loads(pickle.dumps(open_corpus(CorpusSpec("s3://corpus/data", **options))))
     found = list(remote)
     assert found == expected
     assert [document.origin.removeprefix("s3://corpus") for document in found] == [

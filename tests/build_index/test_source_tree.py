@@ -87,9 +87,8 @@ def test_data_files_in_a_directory_are_read_by_their_readers(tmp_path):
         "table without a known column": 1,
     }
     assert (provenance["documents"], provenance["conversations"], provenance["files"]) == (7, 4, 5)
-    assert (
-        provenance["bytes"] == corpus.size
-    )  # what was passed over counts, too: a bar reaches its end
+    # What was passed over counts, too: a bar reaches its end.
+    assert provenance["bytes"] == corpus.size
 
     corpus, documents = read_corpus(tmp_path, field="content", exclude=("*.json*", "x"))
     assert documents == texts

@@ -92,7 +92,8 @@ fcntl.flock = flock
 LOCKS_OF_NFS = """
 import errno, fcntl, os
 lock = fcntl.flock
-def flock(descriptor, operation):  # Linux turns it into a lock of a range, for which the file is open for writing
+# Linux turns it into a lock of a range, for which the file is open for writing.
+def flock(descriptor, operation):
     if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     lock(descriptor, operation)

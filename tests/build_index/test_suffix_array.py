@@ -107,7 +107,8 @@ from build_index.suffix_array import byte_sorter, sorted_suffixes
 from rest_store.datastore.kernel import native_kernel
 
 def resident(field):
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith(field))
     return int(line.split()[1]) * 1024
 
 width = int(sys.argv[1])

@@ -213,9 +213,8 @@ def test_turns_that_are_not_utf8_are_dropped_and_counted(write):
     contents = pa.StringArray.from_buffers(3, *raw.buffers()[1:])
     turns = pa.StructArray.from_arrays([pa.array(["user"] * 3), contents], ["role", "content"])
     path = write(pa.table({"messages": pa.ListArray.from_arrays([0, 1, 2, 3], turns)}))
-    if (
-        open_corpus(CorpusSpec(str(path))).reader == "arrow"
-    ):  # whose offsets have to be looked at together with texts
+    # Whose offsets have to be looked at together with texts.
+    if open_corpus(CorpusSpec(str(path))).reader == "arrow":
         with pytest.raises(CorpusFormatError, match=r"Arrow file is damaged or truncated .*UTF"):
             documents_of(path)
         return

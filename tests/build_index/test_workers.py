@@ -18,7 +18,7 @@ import zstandard
 from build_index import builder, slices, workers
 from build_index.builder import BuildOptions, build
 from build_index.corpus_spec import CorpusSpec
-from build_index.memory import MIB
+from build_index.memory_plan import MIB
 from build_index.staging import kept_shards
 from rest_store.errors import CorpusFormatError, WorkerError
 from tests.shared.builds import command, contents, documents, leftovers, run_build, write_jsonl
@@ -137,9 +137,8 @@ def test_a_system_without_affinity_uses_all_cores(corpora, tokenizer, out):
 
 
 def test_an_error_in_a_worker_is_that_of_one_process(tokenizer, tmp_path, many_slices, monkeypatch):
-    monkeypatch.setattr(
-        slices, "SLICE_BYTES", 1 << 20
-    )  # a file is read by a worker if it fits into a slice
+    # A file is read by a worker if it fits into a slice.
+    monkeypatch.setattr(slices, "SLICE_BYTES", 1 << 20)
     bad = write_jsonl(tmp_path / "bad.jsonl", TEXTS[:9])
     bad.write_text(bad.read_text() + "{not JSON\n")
     messages = []
@@ -230,7 +229,8 @@ slices.SLICE_BYTES = 1000
 submit = workers.Processes.submit
 def signalling(self, part):
     future = submit(self, part)
-    os.killpg(0, signal.SIGINT)  # the process that was started is not further than its first modules
+    # The process that was started is not further than its first modules.
+    os.killpg(0, signal.SIGINT)
     return future
 workers.Processes.submit = signalling
 if __name__ != "__main__":

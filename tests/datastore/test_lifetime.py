@@ -91,11 +91,13 @@ stop = False
 
 def work():
     for token in range(8):
-        store.draft([token], max_nodes=1, max_depth=1)  # cached: little time is spent outside of the lock
+        # Cached: little time is spent outside of the lock.
+        store.draft([token], max_nodes=1, max_depth=1)
     with DraftSession([store, recycled], prompt=[0, 1]) as session:
         session.draft(4)
         session.accept([1, 2], [[1], [2]])
-    batch = draft_all([DraftSession([store], prompt=[0, 1]) for _ in range(20)], 4)  # enough for several threads
+    # Enough for several threads.
+    batch = draft_all([DraftSession([store], prompt=[0, 1]) for _ in range(20)], 4)
     assert all(tree == batch[0] for tree in batch)
 
 def go_on():
@@ -111,7 +113,8 @@ for _ in range(25):
     child = os.fork()
     if child == 0:
         work()
-        same = store.draft([0, 1]) == expected and Datastore.open(sys.argv[1]).draft([0, 1]) == expected
+        opened = Datastore.open(sys.argv[1])
+        same = store.draft([0, 1]) == expected and opened.draft([0, 1]) == expected
         store.close()
         os._exit(0 if same else 1)
     statuses.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

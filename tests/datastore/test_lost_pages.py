@@ -78,7 +78,8 @@ def test_no_comparison_leaves_the_mapping_of_a_lost_file(tmp_path: Path) -> None
     positions = ((8 << 20) - HEADER_SIZE - TAIL_SIZE) // 2  # the file ends where a page ends
     write_datastore(tmp_path, Corpus(300, [[[0] * (positions - 1)]]))
     code = """
-guard = mmap.mmap(-1, 1 << 28, prot=0)  # larger than any gap, so that the files are mapped right before it
+# Larger than any gap, so that the files are mapped right before it.
+guard = mmap.mmap(-1, 1 << 28, prot=0)
 store = Datastore.open(sys.argv[1])
 os.truncate(Path(sys.argv[1]) / "shard-00000.tokens", 0)
 try:

@@ -54,9 +54,8 @@ def test_answers_are_those_of_the_oracle(data: st.DataObject) -> None:
         for token in range(min(corpus.vocabulary_size, 5))
         if all(token not in d for d in corpus.documents)
     ]
-    queries += [[token] for token in absent[:1]] + queries[
-        :2
-    ]  # one that does not match, and some repeated
+    # One that does not match, and some repeated.
+    queries += [[token] for token in absent[:1]] + queries[:2]
     with tempfile.TemporaryDirectory() as directory:
         store = open_datastore(Path(directory), corpus)
         oracle = Oracle(corpus)
@@ -152,10 +151,8 @@ def test_answers_do_not_depend_on_the_layout(layouts: tuple[Corpus, list[Datasto
         assert store.draft_batch(queries) == expected
     matches = [tree.match for tree in expected]
     assert len({match.length for match in matches}) > 5
-    assert {match.count < 64 for match in matches} == {
-        True,
-        False,
-    }  # trees that the kernel keeps, and others
+    # Trees that the kernel keeps, and others.
+    assert {match.count < 64 for match in matches} == {True, False}
 
 
 def test_trees_that_are_kept_are_those_of_their_limits(tmp_path: Path) -> None:

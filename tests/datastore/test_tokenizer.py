@@ -302,9 +302,8 @@ def test_another_pre_tokenizer_is_refused_and_named_where_the_datastore_keeps_it
         TokenizerMismatchError, match=r"of the same vocabulary \(pre-tokenizer differ\)"
     ):
         stored(kept).require_same(other, tmp_path)
-    stored(kept, encoding=None).require_same(
-        other, tmp_path
-    )  # of an earlier release, which nobody can tell
+    # Of an earlier release, which nobody can tell.
+    stored(kept, encoding=None).require_same(other, tmp_path)
 
 
 def test_parts_that_are_written_otherwise_and_mean_the_same_are_the_same(bpe):

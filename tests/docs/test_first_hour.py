@@ -158,7 +158,7 @@ def environment(checkout: Path) -> dict[str, str]:
         name: value for name, value in os.environ.items() if name in KEPT or name.startswith("PIP_")
     }
     places = [
-        os.path.dirname(os.path.realpath(sys.executable)),
+        os.path.dirname(os.path.realpath(sys.executable)),  # noqa: PTH120
         "/usr/local/bin",
         "/usr/bin",
         "/bin",

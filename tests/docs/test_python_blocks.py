@@ -42,18 +42,18 @@ PYTHON = {
     if name not in ELSEWHERE
 }
 # The addresses of a page, and the arguments of the services that stand there in the test.
-PART_1 = ["code.ds", "--part", "1/2"]
-PART_2 = ["code.ds", "--part", "2/2"]
+PARTITION_1 = ["code.ds", "--partition", "1/2"]
+PARTITION_2 = ["code.ds", "--partition", "2/2"]
 CODE_AND_CHAT = ["code=code.ds", "--live", "chat", "--live-tokenizer", "smollm2"]
 SERVICES = {
     "docs/how-to/service.md": {"127.0.0.1:50051": CODE_AND_CHAT, "10.0.0.5:50051": CODE_AND_CHAT},
-    "docs/how-to/parts.md": {
-        "127.0.0.1:50051": PART_1,
-        "127.0.0.1:50052": PART_2,
-        "a:1": PART_1,
-        "b:1": PART_1,
-        "a:2": PART_2,
-        "b:2": PART_2,
+    "docs/how-to/partitions.md": {
+        "127.0.0.1:50051": PARTITION_1,
+        "127.0.0.1:50052": PARTITION_2,
+        "a:1": PARTITION_1,
+        "b:1": PARTITION_1,
+        "a:2": PARTITION_2,
+        "b:2": PARTITION_2,
     },
     "docs/how-to/building.md": {"host:50051": ["code=code.ds"]},
 }

@@ -51,14 +51,12 @@ def test_a_chain_is_a_path_of_the_tree_with_the_same_scores(data: st.DataObject)
     require_chain(chain, nodes)
     assert tree.scores is not None
     assert chain.scores is not None
-    shared = min(
-        len(tree.longest_path(tree.tokens)), len(chain)
-    )  # the most probable path of a tree comes first
+    # The most probable path of a tree comes first.
+    shared = min(len(tree.longest_path(tree.tokens)), len(chain))
     assert chain.tokens[:shared].tolist() == tree.tokens[:shared].tolist()
     assert chain.scores[:shared].tolist() == tree.scores[:shared].tolist()
-    is_leaf = (
-        shared == len(chain) and len(chain) - 1 not in tree.parents.tolist()
-    )  # nothing is known to follow
+    # Nothing is known to follow.
+    is_leaf = shared == len(chain) and len(chain) - 1 not in tree.parents.tolist()
     assert len(chain) == nodes or is_leaf or chain.scores[-1] < 0.01
 
 

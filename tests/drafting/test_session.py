@@ -57,9 +57,8 @@ def require_valid(tree: TokenTree, max_nodes: int, sources: int) -> None:
     assert scores is not None
     assert origins is not None
     assert len(tree) <= max_nodes
-    assert tree == TokenTree(
-        tree.tokens, tree.parents, tree.counts, scores=scores, origins=origins
-    )  # parents first
+    # Parents first.
+    assert tree == TokenTree(tree.tokens, tree.parents, tree.counts, scores=scores, origins=origins)
     assert len(set(zip(parents, tokens, strict=True))) == len(tree)
     assert ((origins > 0) & (origins < 2**sources)).all()
     for node, parent in enumerate(parents):
@@ -218,9 +217,8 @@ def test_accepting_what_was_never_drafted_is_normal(
     with DraftSession([PromptLookup(), store], [1], calibration=calibration) as session:
         session.accept([2, 3])  # before any draft
         session.draft()
-        session.accept(
-            [299, 70_000, 2**31 - 1, 1, 2, 3]
-        )  # two of them outside the datastore's vocabulary
+        # Two of them outside the datastore's vocabulary.
+        session.accept([299, 70_000, 2**31 - 1, 1, 2, 3])
         assert 4 in session.draft().tokens.tolist()
 
 

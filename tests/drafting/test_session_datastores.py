@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from build_index.memory import resident_bytes
+from build_index.memory_plan import resident_bytes
 from rest_store import _kernel  # type: ignore[attr-defined]
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
@@ -137,9 +137,8 @@ def test_rows_of_text_and_of_nodes_count_once() -> None:
     with DraftSession([PromptLookup(), logits], [1, 2, 3, 1]) as session:
         tree = session.draft(1)
         assert tree.tokens.tolist() == [2]
-        session.accept(
-            [2, 7], [[4, 5], [6, 5], [8, 5]], node_top_k=[[4, 5], [6, 5]]
-        )  # after 1, after 2, after 7
+        # After 1, after 2, after 7.
+        session.accept([2, 7], [[4, 5], [6, 5], [8, 5]], node_top_k=[[4, 5], [6, 5]])
     for token, likely in ((1, 4), (2, 6), (7, 8)):
         assert DraftSession([logits], [9, token]).draft(4).tokens[0] == likely
         assert (recorded(logits, text=[9, token])[:, TIMES] == 1).all()

@@ -12,9 +12,8 @@ from rest_store.drafting.top_k import most_likely
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_they_are_those_of_a_stable_sort(vocabulary: int, count: int) -> None:
     chance = np.random.default_rng(vocabulary)
-    logits = chance.integers(-50, 50, (37, vocabulary)).astype(
-        np.float32
-    )  # many are equal; of these the first
+    # Many are equal; of these the first.
+    logits = chance.integers(-50, 50, (37, vocabulary)).astype(np.float32)
     expected = np.argsort(-logits, axis=1, kind="stable")[:, :count]
     likely = most_likely(logits, count)
     assert likely.dtype == np.int32

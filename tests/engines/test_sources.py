@@ -20,7 +20,6 @@ from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import (
-    DatastoreFormatError,
     DatastoreNotFoundError,
     QueryError,
     RestStoreError,
@@ -76,7 +75,7 @@ def refused(error: type[RestStoreError], message: str, **settings: Any) -> None:
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     place, absent = datastore(tmp_path / "a"), str(tmp_path / "absent")
     refused(DatastoreNotFoundError, absent, datastores=[place, absent])
-    refused(DatastoreFormatError, place, remember=place)
+    refused("live", place, remember=place)
     many = [datastore(tmp_path / f"{number}") for number in range(7)]
     refused(
         SourceError,
@@ -119,7 +118,8 @@ def test_what_was_opened_is_closed_when_another_fails(tmp_path: Path) -> None:
 
 
 def drafted(
-    made: EngineSources, model: Model = cyclic(VOCABULARY)
+    made: EngineSources,
+    model: Model = cyclic(VOCABULARY),  # noqa: B008
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Write with these sources.
 

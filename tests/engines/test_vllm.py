@@ -195,9 +195,8 @@ def test_aborted_requests_leave_the_others_as_they_are(vllm: Vllm, place: str) -
 def test_what_the_model_finds_likely_is_recycled(
     vllm: Vllm, place: str, lag: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[
-        tuple[list[int], list[int]]
-    ] = []  # the likeliest tokens of a place, and those that are right
+    # The likeliest tokens of a place, and those that are right.
+    seen: list[tuple[list[int], list[int]]] = []
 
     def accepted(sessions: Any, tokens: Any, top_k: Any, *, node_top_k: Any) -> None:
         accept_all(sessions, tokens, top_k, node_top_k=node_top_k)

@@ -79,9 +79,8 @@ def test_a_chat_remembers_its_answers(model: Path, tmp_path: Path, end: str) -> 
         assert memory.info().document_count == 2
 
 
-@pytest.mark.filterwarnings(
-    "default::rest_store.errors.DraftingWarning"
-)  # a busy machine's service may be late
+# A busy machine's service may be late.
+@pytest.mark.filterwarnings("default::rest_store.errors.DraftingWarning")
 def test_two_clients_share_what_one_wrote(model: Path, tmp_path: Path) -> None:
     prompts = ["--prompt", "def push", "def push"]
     printed = run(

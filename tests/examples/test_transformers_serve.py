@@ -73,10 +73,8 @@ def test_it_serves_openai_clients(directory: Path) -> None:
     """
     for package in ("fastapi", "uvicorn", "openai"):
         pytest.importorskip(package)
-    with (
-        serving(directory) as plain,
-        serving(directory, "--trust-remote-code") as drafting,
-    ):  # both start at once
+    # Both start at once.
+    with serving(directory) as plain, serving(directory, "--trust-remote-code") as drafting:
         expected, texts = (
             [
                 answer(client, directory, prompt, **more)

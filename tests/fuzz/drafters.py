@@ -140,7 +140,7 @@ def some_datastore(
 def some_drafter(
     chance: random.Random, texts: list[list[int]], directory: Path, target: str
 ) -> tuple[str, list[Any]]:
-    """Return what goes into `drafter`, in words and as it is.
+    """Return what goes into `sources`, in words and as it is.
 
     Args:
         chance: decides.

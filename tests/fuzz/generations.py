@@ -78,7 +78,7 @@ def drafted_text(plan: Plan, model: Any, drafter: list[Any]) -> Text | BaseExcep
     kept = {name: value.clone() for name, value in plan.inputs.items()}
     torch.manual_seed(plan.seed)
     if plan.way == "generate":
-        ours = {"custom_generate": rest_store.generate, "drafter": drafter, **plan.drafting}
+        ours = {"custom_generate": rest_store.generate, "sources": drafter, **plan.drafting}
         text = write(lambda: model.generate(**asked, **ours))
     else:
         prompt = {name: asked.pop(name) for name in plan.inputs}

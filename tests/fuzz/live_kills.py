@@ -164,9 +164,8 @@ class Fuzzer(campaign.Fuzzer):
             for line in process.stdout:
                 done.add(int(line))
                 if not step and len(done) > last:
-                    time.sleep(
-                        chance.choice([0, 0, 0.001, 0.01])
-                    )  # at any moment of what it does next
+                    # At any moment of what it does next.
+                    time.sleep(chance.choice([0, 0, 0.001, 0.01]))
                     process.kill()
             said = process.stderr.read()
         assert process.returncode in (0, -9), f"status {process.returncode}: {said}"

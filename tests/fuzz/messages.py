@@ -267,10 +267,8 @@ class Fuzzer(campaign.Fuzzer):
     # --- Its clients ------------------------------------------------------------------------------
 
     def _clients(self, chance: random.Random) -> Counter[str]:
-        own, honesty = (
-            random.Random(chance.random()),
-            chance.choice([0.2, 0.5, 0.9]),
-        )  # of the relay's threads
+        # Of the relay's threads.
+        own, honesty = random.Random(chance.random()), chance.choice([0.2, 0.5, 0.9])
 
         def answer(name: str, true: bytes) -> bytes | None:
             if own.random() < honesty:

@@ -115,9 +115,8 @@ def some_inputs(chance: random.Random) -> dict[str, torch.Tensor]:
 
 def some_plan(chance: random.Random) -> Plan:
     """A case, all but its drafter."""
-    architecture = chance.choice(
-        [name for name in ARCHITECTURES if name != "gemma2"]
-    )  # which has eager attention only
+    # Which has eager attention only.
+    architecture = chance.choice([name for name in ARCHITECTURES if name != "gemma2"])
     positions = chance.choice([None, None, 24, 32])
     inputs = some_inputs(chance)
     rows, length = inputs["input_ids"].shape
@@ -141,9 +140,8 @@ def some_plan(chance: random.Random) -> Plan:
     if chance.random() < 0.5 or "exponential_decay_length_penalty" in options:
         options["eos_token_id"] = chance.sample(range(3, VOCABULARY), chance.choice([1, 6, 20]))
     if "stopping_criteria" in options and rows * options.get("num_return_sequences", 1) > 1:
-        options.setdefault(
-            "eos_token_id", [3]
-        )  # without one, plain generation writes on to rows that have ended
+        # Without one, plain generation writes on to rows that have ended.
+        options.setdefault("eos_token_id", [3])
     if chance.random() < 0.3:
         options.update(
             return_dict_in_generate=True, output_scores=True, output_logits=chance.random() < 0.5

@@ -104,7 +104,7 @@ class Fuzzer(campaign.Fuzzer):
             **options,
             **drafting,
             custom_generate=rest_store.generate,
-            drafter=[Drafted(make)],
+            sources=[Drafted(make)],
             return_dict_in_generate=True,
         )
         assert torch.equal(output.sequences, plain), (

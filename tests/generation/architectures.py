@@ -26,7 +26,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import rest_store
-from rest_store.bench.options import Destination, result_options
+from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
 from rest_store.errors import NotSupportedError, first_line
 from rest_store.generation.cache import has_states
@@ -44,7 +44,7 @@ TREES, CHAINS, REFUSED, NOT_MADE, WRONG = (
 FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ROWS = 3
-REFUSALS = (NotSupportedError, NotSupportedError, NotSupportedError)
+REFUSALS = (NotSupportedError,)
 FIXED = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
 _LENGTH = 14  # of the prompts
 _SPREADS = (
@@ -188,7 +188,7 @@ def _drafted(model: Any, inputs: dict[str, torch.Tensor], plain: torch.Tensor, s
             **inputs,
             **FIXED,
             custom_generate=rest_store.generate,
-            drafter=[Drafted(session)],
+            sources=[Drafted(session)],
             adaptive=False,
             return_dict_in_generate=True,
         )

@@ -78,13 +78,27 @@ def test_a_busy_machine_gets_no_verdict_after_a_bounded_time(
 @pytest.mark.parametrize(
     ("slow", "fast", "said"),
     [
-        ([2.5, 3.26], [1.0, 1.0], "faster, 2.50 to 3.26 times as fast in 2 pairs of runs; how much is uncertain"),
-        ([1.0, 1.0], [1.25, 2.0], "slower, 0.50 to 0.80 times as fast in 2 pairs of runs; how much is uncertain"),
+        (
+            [2.5, 3.26],
+            [1.0, 1.0],
+            "faster, 2.50 to 3.26 times as fast in 2 pairs of runs; how much is uncertain",
+        ),
+        (
+            [1.0, 1.0],
+            [1.25, 2.0],
+            "slower, 0.50 to 0.80 times as fast in 2 pairs of runs; how much is uncertain",
+        ),
         ([3.0], [1.0], "faster, 3.00 times as fast in 1 pair of runs; how much is uncertain"),
-        ([1.0, 1.5], [1.0, 1.0], "this machine is too busy for a verdict: 1.00 to 1.50 times as fast in 2 pairs of "
-         "runs (median 1.25)"),
+        (
+            [1.0, 1.5],
+            [1.0, 1.0],
+            (
+                "this machine is too busy for a verdict: 1.00 to 1.50 times as fast in 2 pairs of "
+                "runs (median 1.25)"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_certain_is_said_where_the_figure_is_not(
     slow: list[float], fast: list[float], said: str
 ) -> None:

@@ -83,7 +83,7 @@ def test_a_source_that_raises_changes_nothing(where: str, after: int, rows: int)
             **inputs,
             **FIXED,
             custom_generate=entry.generate,
-            drafter=[Drafted(lambda prompt: Faulty(prompt, where, after))],
+            sources=[Drafted(lambda prompt: Faulty(prompt, where, after))],
             adaptive=False,
             return_dict_in_generate=True,
         )
@@ -136,7 +136,7 @@ def test_the_wait_for_services_is_that_of_the_latest_step(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Generation, "_learn", learn)
     monkeypatch.setattr(DraftPolicy, "wants_drafts", lambda _, waiting: True)
-    options = {"custom_generate": entry.generate, "drafter": [PromptLookup()], "eos_token_id": ends}
+    options = {"custom_generate": entry.generate, "sources": [PromptLookup()], "eos_token_id": ends}
     model.generate(**inputs, **FIXED, **options)
     assert {rows for _, rows in waits} > {3}
     assert all(waited <= rows for waited, rows in waits)

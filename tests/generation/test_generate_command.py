@@ -274,10 +274,8 @@ def test_datastores_of_a_service_are_copied_here(
             )
             assert (tmp_path / "cache").exists() == (drafting == "local")
         assert list(facts["sources"])[:2] == places
-        for drafting in (
-            "remote",
-            "local",
-        ):  # without a name: code and chat, or the live one, which comes first
+        # Without a name: code and chat, or the live one, which comes first.
+        for drafting in ("remote", "local"):
             words = ["--datastore", service.target, "--drafting", drafting]
             sources = json.loads(write(speaking_model, *prompt, *words).stdout)["sources"]
             names = {"remote": "code, chat", "local": "chat"}[drafting]

@@ -132,9 +132,8 @@ def test_a_model_has_its_own_attention_before_and_after() -> None:
     assert model.config._attn_implementation == "flex_attention"
 
 
-@pytest.mark.filterwarnings(
-    "ignore::rest_store.errors.DraftingWarning"
-)  # the script ends where texts part
+# The script ends where texts part.
+@pytest.mark.filterwarnings("ignore::rest_store.errors.DraftingWarning")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_reduced_precision(dtype: torch.dtype, attention: str) -> None:

@@ -23,7 +23,7 @@ def ways(texts: torch.Tensor) -> dict[str, Any]:
     """Drafts along these texts, and the prompt and the output."""
     return {
         "custom_generate": generate,
-        "drafter": [rest_store.PromptLookup()],
+        "sources": [rest_store.PromptLookup()],
         "references": texts.tolist(),
         "adaptive": False,
         "return_dict_in_generate": True,
@@ -141,7 +141,7 @@ def test_a_long_cache_is_taken_over_with_one_copy_also_if_the_first_tree_is_wide
             max_new_tokens=8,
             do_sample=False,
             custom_generate=generate,
-            drafter=[
+            sources=[
                 Drafted(
                     lambda _: SameTree(
                         [[token, *more] for more in ([], [3, 4, 5]) for token in range(90)]

@@ -17,15 +17,8 @@ from tests.shared.families import family_model
 from tests.shared.tiny import bushy, drafted, prompts, right, tiny_model
 
 POSITIONS = 32
-TABLES = [
-    "gpt2",
-    "gpt_bigcode",
-    "gptj",
-    "opt",
-    "biogpt",
-    "bert",
-    "llama",
-]  # all but the last look positions up
+# All but the last look positions up.
+TABLES = ["gpt2", "gpt_bigcode", "gptj", "opt", "biogpt", "bert", "llama"]
 SOME = [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in TABLES]
 
 

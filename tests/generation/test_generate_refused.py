@@ -25,7 +25,6 @@ from rest_store.errors import (
 )
 from rest_store.generation.cache import Pattern, TreeKVCache
 from rest_store.generation.seam import CACHE, CACHE_NAMES
-from tests.shared.families import family_model
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
@@ -127,7 +126,7 @@ def test_prompts_are_refused_by_name(name: str) -> None:
 )
 def test_wrong_sources_are_refused(sources: Any) -> None:
     model = tiny_model("llama")
-    refused_early(SourceError, model, "generate: ", drafter=sources)
+    refused_early(SourceError, model, "generate: ", sources=sources)
     refused(SourceError, lambda: rest_store.Generator(model, None, sources))
 
 
@@ -135,14 +134,14 @@ def test_closed_datastores_are_refused(tmp_path: Path) -> None:
     store = open_datastore(tmp_path, ONE_TO_NINE)
     store.close()
     model = tiny_model("llama")
-    refused_early(DatastoreClosedError, model, "the datastore is closed", drafter=[store])
+    refused_early(DatastoreClosedError, model, "the datastore is closed", sources=[store])
 
 
 def test_sources_without_the_kernel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     monkeypatch.setitem(sys.modules, "rest_store._kernel", None)
     monkeypatch.delattr(rest_store, "_kernel")
-    refused_early(NativeKernelError, model, drafter=[rest_store.PromptLookup()])
+    refused_early(NativeKernelError, model, sources=[rest_store.PromptLookup()])
     assert ask(model).shape == (1, 38)
 
 
@@ -218,19 +217,18 @@ def test_models_are_refused_by_name(name: str) -> None:
     refused_early(NotSupportedError, make(), *fragments)
 
 
+def test_the_former_name_of_sources() -> None:
+    model = tiny_model("llama")
+    expected = ask(model, sources=[rest_store.PromptLookup()])
+    with pytest.warns(FutureWarning, match="drafter= is now called sources="):
+        output = ask(model, drafter=[rest_store.PromptLookup()])
+    assert torch.equal(output, expected)
+    refused_early(ArgumentError, model, "drafter is passed beside sources", sources=[], drafter=[])
+
+
 def test_a_decoder_whose_configuration_calls_it_none_is_not_refused() -> None:
     model = tiny_model("gpt_neox")
     assert model.config.is_decoder is False
-    assert ask(model).shape == (1, 38)
-
-
-def test_positions_that_are_slots_are_refused_where_rows_have_others() -> None:
-    """Inkling's: of one row, whose drafts are chains, they are the same."""
-    try:
-        model = family_model("inkling_text")
-    except KeyError:
-        pytest.skip("not in this release of transformers")
-    refused_early(NotSupportedError, model, "a slot of the cache", "in each row", inputs=prompts(3))
     assert ask(model).shape == (1, 38)
 
 

@@ -83,7 +83,7 @@ def test_a_batch_draws_the_same_with_the_same_seed_whatever_is_drafted() -> None
 
     def write(seed: int, drafter: Any) -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(seed)
-        options = {"custom_generate": entry.generate, "drafter": drafter, "adaptive": False}
+        options = {"custom_generate": entry.generate, "sources": drafter, "adaptive": False}
         return model.generate(**inputs, **fixed, **options), torch.rand(1)
 
     for seed in range(3):
@@ -191,7 +191,7 @@ def test_the_distribution_is_the_models(name: str) -> None:
             do_sample=True,
             **options,
             custom_generate=entry.generate,
-            drafter=[Drafted(lambda _: SameTree(paths))],
+            sources=[Drafted(lambda _: SameTree(paths))],
             max_nodes=32,
             adaptive=False,
             return_dict_in_generate=True,

@@ -70,7 +70,7 @@ def test_a_streamer_gets_what_plain_decoding_gives_it(name: str) -> None:
     model.generate(**inputs, **FIXED, streamer=expected)
     _, drafter = scripted(model, inputs)
     streamer = Collected()
-    options = {"custom_generate": rest_store.generate, "drafter": drafter, name: streamer}
+    options = {"custom_generate": rest_store.generate, "sources": drafter, name: streamer}
     model.generate(**inputs, **FIXED, **options)
     assert streamer.given == expected.given
     assert streamer.ended == expected.ended == 1
@@ -178,10 +178,9 @@ def test_text_in_and_stop_strings(model_directory: Path, monkeypatch: pytest.Mon
     refused(
         ArgumentError, lambda: without.generate(ids, **FIXED, stop_strings=[stop]), "stop strings"
     )
-    options = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()]}
-    criteria = [
-        transformers.StopStringCriteria(words, [stop])
-    ]  # what the error of `rest_store.generate` says to pass
+    options = {"custom_generate": rest_store.generate, "sources": [rest_store.PromptLookup()]}
+    # What the error of `rest_store.generate` says to pass.
+    criteria = [transformers.StopStringCriteria(words, [stop])]
     inputs = words(prompt, return_tensors="pt")
     assert torch.equal(
         model.generate(**inputs, **FIXED, **options, stopping_criteria=criteria), plain
@@ -199,7 +198,7 @@ def test_no_drafter_is_plain_decoding() -> None:
             **prompts(2),
             **FIXED,
             custom_generate=rest_store.generate,
-            drafter=drafter,
+            sources=drafter,
             return_dict_in_generate=True,
         )
         assert torch.equal(output.sequences, plain)
@@ -338,7 +337,7 @@ def test_datastores_of_another_tokenizer_are_refused(model_directory: Path, tmp_
                 lambda given=given: rest_store.Generator(model, words, **given),
                 "live",
             )
-    options = {"custom_generate": rest_store.generate, "drafter": [*sources, wrong_one]}
+    options = {"custom_generate": rest_store.generate, "sources": [*sources, wrong_one]}
     inputs = words("for i in", return_tensors="pt")
     refused(TokenizerMismatchError, lambda: model.generate(**inputs, **FIXED, **options), message)
     assert (

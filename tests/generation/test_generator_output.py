@@ -190,7 +190,7 @@ def test_a_calibration_is_that_of_all_sessions(
         )
         assert own.weights != before, "it goes on learning"
     before = own.weights
-    options = {"custom_generate": rest_store.generate, "drafter": [store], **STEADY}
+    options = {"custom_generate": rest_store.generate, "sources": [store], **STEADY}
     model.generate(**inputs, **FIXED, **options, calibration=own)
     assert own.weights != before
 
@@ -199,7 +199,7 @@ def test_what_is_no_calibration_is_refused() -> None:
     model = tiny_model("llama")
     options = {
         "custom_generate": rest_store.generate,
-        "drafter": [rest_store.PromptLookup()],
+        "sources": [rest_store.PromptLookup()],
         "calibration": "a.path",
     }
     for call in (
@@ -239,7 +239,7 @@ def test_references_draft_and_change_nothing(model: Any, rows: int) -> None:
     assert again.statistics.forward_passes < plain.statistics.forward_passes / 2
     options = {
         "custom_generate": rest_store.generate,
-        "drafter": [rest_store.PromptLookup()],
+        "sources": [rest_store.PromptLookup()],
         **STEADY,
     }
     output = model.generate(

@@ -96,7 +96,7 @@ def test_texts_are_those_without_drafts(
             **options,
             logits_processor=[GrammarMask(grammar)],
             custom_generate=rest_store.generate,
-            drafter=sources,
+            sources=sources,
             adaptive=False,
         )
         assert torch.equal(output, plain)
@@ -119,7 +119,7 @@ def test_batches_take_a_mask_for_each_row(
         do_sample=False,
         logits_processor=[GrammarMask(grammar)],
         custom_generate=rest_store.generate,
-        drafter=sources,
+        sources=sources,
     )
     for row, ids in enumerate(inputs["input_ids"]):
         alone = model.generate(

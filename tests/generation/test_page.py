@@ -16,9 +16,14 @@ from tests.shared.tiny import text_tokenizer
 from tests.shared.traces import LABELS, page_of, traced
 
 COMPARISON = Comparison(
-    Speedup(2.0, 1.95, 2.05, 4), identical=True, tokens=10, seconds=2.0, drafted_seconds=1.0, max_nodes=16,
+    Speedup(2.0, 1.95, 2.05, 4),
+    identical=True,
+    tokens=10,
+    seconds=2.0,
+    drafted_seconds=1.0,
+    max_nodes=16,
     mean_tokens_at_max=2.5,
-)  # fmt: skip
+)
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> & \"'\u2028"
 
 

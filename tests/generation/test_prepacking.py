@@ -23,9 +23,8 @@ def logits(model: Any, rows: int = 2) -> torch.Tensor:
         return model(**prompts(rows)).logits
 
 
-@pytest.mark.parametrize(
-    "architecture", ["llama", "qwen2", "gemma3", "opt", "mixtral"]
-)  # without and with biases
+# Without and with biases.
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3", "opt", "mixtral"])
 def test_logits_agree_up_to_rounding_and_plain_layers_come_back(architecture: str) -> None:
     model = tiny_model(architecture)
     layers = [module for module in model.modules() if type(module) is torch.nn.Linear]
@@ -44,7 +43,7 @@ def test_drafted_text_is_that_of_plain_decoding() -> None:
         plain = model.generate(**inputs, max_new_tokens=40, do_sample=False)
         options: dict[str, Any] = {
             "custom_generate": rest_store.generate,
-            "drafter": [rest_store.PromptLookup()],
+            "sources": [rest_store.PromptLookup()],
         }
         drafted = model.generate(**inputs, max_new_tokens=40, do_sample=False, **options)
     assert torch.equal(plain, drafted)

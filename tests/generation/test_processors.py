@@ -72,7 +72,7 @@ def test_several_rows_of_a_prompt_are_judged_as_plain_decoding_judges_them(
             **inputs,
             **fixed,
             custom_generate=rest_store.generate,
-            drafter=drafter if steady else None,
+            sources=drafter if steady else None,
             adaptive=False,
             return_dict_in_generate=True,
         )
@@ -137,9 +137,8 @@ PROCESSORS: dict[str, Callable[[Any], LogitsProcessor]] = {
 }
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning"
-)  # of torch, for which other packages use it
+# Of torch, for which other packages use it.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_grammars_of_other_packages_hold_in_batches(name: str, model: Any) -> None:
     inputs, fixed = prompts(3), {"max_new_tokens": 40, "do_sample": False}
@@ -153,7 +152,7 @@ def test_grammars_of_other_packages_hold_in_batches(name: str, model: Any) -> No
     references = [row[14:].tolist() for row in plain]
     options = {
         "custom_generate": rest_store.generate,
-        "drafter": drafter,
+        "sources": drafter,
         "adaptive": False,
         "references": references,
     }
@@ -218,7 +217,7 @@ def test_a_processor_may_hold_a_module() -> None:
     processor = WithModule()
     options = {
         "custom_generate": rest_store.generate,
-        "drafter": [rest_store.PromptLookup()],
+        "sources": [rest_store.PromptLookup()],
         "adaptive": False,
     }
     assert torch.equal(

@@ -131,7 +131,7 @@ def test_sampling_with_the_same_seed(model: Any, adaptive: bool) -> None:
         **inputs,
         **SAMPLED,
         custom_generate=rest_store.generate,
-        drafter=[rest_store.PromptLookup()],
+        sources=[rest_store.PromptLookup()],
         references=[reference],
         adaptive=adaptive,
         return_dict_in_generate=True,

@@ -70,7 +70,7 @@ def write(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
     arguments = {
         "max_new_tokens": 32,
         "adaptive": False,
-        "drafter": [rest_store.PromptLookup()],
+        "sources": [rest_store.PromptLookup()],
         **options,
     }
     return model.generate(
@@ -93,11 +93,11 @@ def test_the_same_prompt_again_takes_fewer_passes_to_the_same_text(
 ) -> None:
     inputs = prompts(rows)
     torch.manual_seed(3)
-    plain = write(model, inputs, drafter=None, **sampling).sequences
+    plain = write(model, inputs, sources=None, **sampling).sequences
     passes = []
     for added in (rows, 0):
         torch.manual_seed(3)
-        output = write(model, inputs, drafter=[live], remember=live, **sampling)
+        output = write(model, inputs, sources=[live], remember=live, **sampling)
         assert torch.equal(output.sequences, plain)
         assert flush(live)
         counts = output.statistics.remembered
@@ -154,7 +154,7 @@ def test_what_was_written_of_a_group_is_read_first(
     assert kept == [("one", 1), ("one", 2), ("two", 2)], "the same text, of each epoch and group"
     again = write(model, prompts(1), remember=live, group="one", epoch=2, do_sample=False)
     assert again.statistics.forward_passes == passes[1]
-    without = write(model, prompts(1), remember=live, group="one", drafter=[], do_sample=False)
+    without = write(model, prompts(1), remember=live, group="one", sources=[], do_sample=False)
     assert torch.equal(without.sequences, again.sequences)
 
 

@@ -42,10 +42,8 @@ def four_threads() -> Iterator[None]:
         ({4: 0.01, 2: 0.02, 1: 0.04}, 4),  # an idle machine
         ({4: 0.01, 2: 0.009, 1: 0.018}, 4),  # about the same: as many as were set
         ({4: 0.05, 2: 0.01, 1: 0.02}, 2),  # other work on half of the processors
-        (
-            {4: 3.0, 2: 1.0, 1: 0.05},
-            1,
-        ),  # on all of them; each comparison takes longer than it should
+        # On all of them; each comparison takes longer than it should.
+        ({4: 3.0, 2: 1.0, 1: 0.05}, 1),
     ],
 )
 def test_fewer_threads_are_taken_where_they_are_faster(

@@ -94,7 +94,7 @@ def generate(
         **inputs,
         **{"max_new_tokens": 12, "do_sample": True, "top_k": 0, **more},
         custom_generate=rest_store.generate,
-        drafter=[Drafted(lambda _: SameTree(paths))],
+        sources=[Drafted(lambda _: SameTree(paths))],
         adaptive=False,
         return_dict_in_generate=True,
     )

@@ -31,9 +31,8 @@ INVOCATION = [21, 22]  # tokens that switch an activated LoRA on
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:peft"),
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings(
-        "ignore:.*on a device type different:UserWarning"
-    ),  # than offloaded weights
+    # Than offloaded weights.
+    pytest.mark.filterwarnings("ignore:.*on a device type different:UserWarning"),
 ]
 
 
@@ -309,7 +308,7 @@ def test_the_same_text(name: str) -> None:
             drafted = {
                 **options,
                 "custom_generate": rest_store.generate,
-                "drafter": drafter,
+                "sources": drafter,
                 "adaptive": False,
             }
             output = wrapped.model.generate(**inputs(), **drafted, return_dict_in_generate=True)

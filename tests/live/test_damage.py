@@ -17,12 +17,7 @@ from typing import Any
 import pytest
 
 from rest_store.datastore.header import HEADER_SIZE
-from rest_store.errors import (
-    DatastoreFormatError,
-    RestStoreError,
-    StorageError,
-    TokenizerMismatchError,
-)
+from rest_store.errors import RestStoreError, StorageError, TokenizerMismatchError
 from rest_store.live import retention
 from rest_store.live.documents import Documents
 from rest_store.live.export import export
@@ -165,7 +160,7 @@ def test_a_segment_that_is_damaged_while_it_is_open_is_not_exported(
         damaged = files(place, kind)[0]
         harm(damaged)
         refused(
-            DatastoreFormatError,
+            "checksum",
             lambda: export(live, tmp_path / "out"),
             str(damaged),
             "SHA-256 of the payload",

@@ -98,9 +98,8 @@ def test_one_that_is_dropped_is_closed(tmp_path: Path, read_only: bool) -> None:
     dropped = LiveDatastore.open(tmp_path / "live", read_only=read_only)
     assert dropped.count([1, 2]) == 1
     del dropped
-    until(
-        lambda: descriptors() <= files and threading.active_count() <= threads
-    )  # those of earlier tests end, too
+    # Those of earlier tests end, too.
+    until(lambda: descriptors() <= files and threading.active_count() <= threads)
     LiveDatastore.open(tmp_path / "live").close()
 
 

@@ -21,7 +21,6 @@ from rest_store.cli import main
 from rest_store.datastore.check import check_datastore
 from rest_store.errors import (
     CorpusError,
-    DatastoreFormatError,
     DatastoreNotFoundError,
     OutputError,
     StorageError,
@@ -216,7 +215,7 @@ def test_a_frozen_datastore_is_no_live_one(tmp_path: Path, tokenizer: Path) -> N
         assert f"{frozen}: datastore is a frozen one" in failed(
             "live", words[0], frozen, *words[1:]
         )
-    refused(DatastoreFormatError, lambda: rest_store.LiveDatastore.open(frozen), "a frozen one")
+    refused("live", lambda: rest_store.LiveDatastore.open(frozen), "a frozen one")
 
 
 def test_a_live_datastore_is_neither_a_frozen_one_nor_a_corpus(
@@ -276,7 +275,7 @@ def test_a_live_datastore_is_checked(live: Path) -> None:
 def test_a_damaged_segment_is_said(live: Path) -> None:
     compact(live)
     edit_file(segment_file(live), lambda data: data.__setitem__(-20, data[-20] ^ 1))
-    refused(DatastoreFormatError, lambda: check_live(live), "SHA-256 of the payload")
+    refused("checksum", lambda: check_live(live), "SHA-256 of the payload")
     assert failed("check", live).startswith("Error: ")
     with rest_store.LiveDatastore.open(live):
         pass

@@ -15,7 +15,6 @@ import pytest
 
 from rest_store.errors import (
     ArgumentError,
-    DatastoreFormatError,
     DeadlineError,
     ServiceUnavailableError,
     StorageError,
@@ -421,17 +420,16 @@ def test_a_cache_of_another_service(live: LiveDatastore, service: Service, cache
     place.rename(replica_directory("other:1/chat", cache))
     for location in ("other:1/chat", "other:1/chat"):
         message = refused(
-            DatastoreFormatError,
-            lambda location=location: LiveDatastore.open(location, cache=cache),
+            "live", lambda location=location: LiveDatastore.open(location, cache=cache)
         )
         assert message.endswith(f"is a replica of {LOCATION}, expected a replica of other:1/chat")
     moved = replica_directory("other:1/chat", cache)
     refused(
-        DatastoreFormatError,
+        "live",
         lambda: LiveDatastore.open(moved),
         f"a replica of {LOCATION}, expected one that is no",
     )
     own = replica_directory(LOCATION, cache)
     new_live(own).close()
-    refused(DatastoreFormatError, lambda: opened(cache), "one that is no replica")
+    refused("live", lambda: opened(cache), "one that is no replica")
     refused(ArgumentError, lambda: opened(cache, max_tokens=5), "given for a replica")

@@ -143,7 +143,7 @@ def test_invalid_descriptions_are_refused(datastores: list[pb.DatastoreDescripti
     )
 
 
-def test_trees_of_parts_are_summed_by_path() -> None:
+def test_trees_of_partitions_are_summed_by_path() -> None:
     one = TokenTree([1, 2, 3], [-1, 0, -1], [5, 4, 3], match=SuffixMatch(2, 8))
     other = TokenTree([3, 1, 4], [-1, -1, 0], [4, 2, 4], match=SuffixMatch(2, 6))
     shorter = TokenTree([9], [-1], [99], match=SuffixMatch(1, 99))

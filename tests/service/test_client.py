@@ -228,7 +228,7 @@ def test_arguments_that_can_never_work_are_refused(
     refused(error, lambda: connect("localhost:1", **options), f"client: {next(iter(options))}")
 
 
-def test_one_text_has_the_endpoints_of_all_parts() -> None:
+def test_one_text_has_the_endpoints_of_all_partitions() -> None:
     assert (
         target_groups("a:1,b:1;unix:/x")
         == target_groups([["a:1", "b:1"], ["unix:/x"]])
@@ -312,7 +312,7 @@ def test_certificates_and_tokens(
             (None, "if it speaks TLS, name its authority with --tls-ca"),
         ):
             stranger = connect(service.target, tls=tls, token="secret", timeout=1.0)
-            failed(ServiceUnavailableError, lambda: stranger.draft([1]), said)  # noqa: B023
+            failed(ServiceUnavailableError, lambda: stranger.draft([1]), said)
     with running(directories["one"], options=made.expired) as service:
         late = connect(service.target, tls=Tls(made.authority), timeout=1.0)
         failed(ServiceUnavailableError, lambda: late.draft([1]), "certificate")

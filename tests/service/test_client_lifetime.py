@@ -43,7 +43,10 @@ def step():
 step()
 if os.fork() == 0:
     forked = []
-    for call in (lambda: used.draft([1]), lambda: used.members(member._settings, member._text)[0].send(DraftOptions(8))):
+    def send():
+        return used.members(member._settings, member._text)[0].send(DraftOptions(8))
+
+    for call in (lambda: used.draft([1]), send):
         try:
             call()
         except ServiceUnavailableError as error:

@@ -66,9 +66,8 @@ def test_a_peer_that_speaks_otherwise_or_half(data: bytes | None) -> None:
             assert time.monotonic() - began < LATE + SLACK
 
 
-BROKEN = pb.Tree(
-    nodes=bytes(20), match_length=1, match_count=1
-)  # a node with the context's own place as parent
+# A node with the context's own place as parent.
+BROKEN = pb.Tree(nodes=bytes(20), match_length=1, match_count=1)
 ASKING: dict[str, Any] = {
     "draft": lambda client: client.draft([1]),
     "match": lambda client: client.longest_suffix_match([1]),

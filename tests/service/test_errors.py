@@ -42,7 +42,7 @@ def metadata_of(reason: str, domain: str = DOMAIN) -> list[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("status", STATUSES, ids=lambda status: status.reason)
 def test_a_row_leads_from_error_to_reason_and_back(status: Status) -> None:
-    assert status_of(status.error("x")) == status
+    assert status_of(status.error_with("x")) == status
     raised = error_of("served:1", status.code, "as the service said", metadata_of(status.reason))
     assert type(raised) is status.error
     assert str(raised) == "as the service said"
@@ -51,7 +51,7 @@ def test_a_row_leads_from_error_to_reason_and_back(status: Status) -> None:
 
 def test_a_message_out_of_order_is_a_value_error() -> None:
     raised = error_of(
-        "served:1", "FAILED_PRECONDITION", "a second opening", metadata_of("MESSAGE_ORDER")
+        "served:1", "FAILED_PRECONDITION", "a second opening", metadata_of("PROTOCOL")
     )
     assert type(raised) is ProtocolError
     assert isinstance(raised, ValueError)
@@ -63,7 +63,7 @@ def test_a_message_out_of_order_is_a_value_error() -> None:
         None,
         [],
         metadata_of("SOMETHING_NEWER"),
-        metadata_of("LIMIT", domain="another"),
+        metadata_of("ARGUMENT", domain="another"),
         [(DETAILS_KEY, b"\xff")],
     ],
 )

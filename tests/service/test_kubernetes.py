@@ -48,8 +48,8 @@ def container(kinds: dict[str, Any]) -> dict[str, Any]:
     return dict(only)
 
 
-def parts_in(container: dict[str, Any]) -> int:
-    (value,) = (one["value"] for one in container["env"] if one["name"] == "PARTS")
+def partitions_in(container: dict[str, Any]) -> int:
+    (value,) = (one["value"] for one in container["env"] if one["name"] == "PARTITIONS")
     return int(value)
 
 
@@ -62,7 +62,7 @@ def options_of(container: dict[str, Any], ordinal: int) -> dict[str, Any]:
     assert line.startswith(f"exec {PROGRAM} serve ")
     printed = subprocess.run(
         [shell, flag, line.replace(f"exec {PROGRAM} serve", r"printf '%s\n'")],
-        env={**os.environ, "PARTS": str(parts_in(container)), "ORDINAL": str(ordinal)},
+        env={**os.environ, "PARTITIONS": str(partitions_in(container)), "ORDINAL": str(ordinal)},
         capture_output=True,
         text=True,
         check=True,
@@ -76,22 +76,22 @@ def test_kubernetes_knows_every_field(kinds: dict[str, Any], version: str) -> No
         kubernetes_validate.validate(one, version, strict=True)
 
 
-def test_each_part_has_its_replicas(kinds: dict[str, Any], container: dict[str, Any]) -> None:
-    number, parts = kinds["StatefulSet"]["spec"]["replicas"], parts_in(container)
-    served = [str(options_of(container, ordinal)["part"]) for ordinal in range(number)]
-    assert served == [f"{ordinal % parts + 1}/{parts}" for ordinal in range(number)]
-    assert number == 2 * parts
+def test_each_partition_has_its_replicas(kinds: dict[str, Any], container: dict[str, Any]) -> None:
+    number, partitions = kinds["StatefulSet"]["spec"]["replicas"], partitions_in(container)
+    served = [str(options_of(container, ordinal)["partition"]) for ordinal in range(number)]
+    assert served == [f"{ordinal % partitions + 1}/{partitions}" for ordinal in range(number)]
+    assert number == 2 * partitions
 
 
-def test_clients_find_every_pod_in_its_part(
+def test_clients_find_every_pod_in_its_partition(
     kinds: dict[str, Any], container: dict[str, Any]
 ) -> None:
     name, service = kinds["StatefulSet"]["metadata"]["name"], kinds["Service"]["metadata"]["name"]
     (port,) = (one["port"] for one in kinds["Service"]["spec"]["ports"] if one["name"] == "grpc")
-    number, parts = kinds["StatefulSet"]["spec"]["replicas"], parts_in(container)
+    number, partitions = kinds["StatefulSet"]["spec"]["replicas"], partitions_in(container)
     assert target_groups(kinds["ConfigMap"]["data"]["target"]) == [
-        [f"{name}-{ordinal}.{service}:{port}" for ordinal in range(part, number, parts)]
-        for part in range(parts)
+        [f"{name}-{ordinal}.{service}:{port}" for ordinal in range(partition, number, partitions)]
+        for partition in range(partitions)
     ]
 
 

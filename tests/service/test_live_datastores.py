@@ -63,9 +63,8 @@ def test_what_is_added_is_there_for_everyone_when_add_returns(kind: Any, service
         connected(kind, service.target) as one,
         connected(kind, service.target, datastore="chat") as other,
     ):
-        ids = one.add(
-            [first, np.array(second, np.uint16)]
-        )  # the only live one of those that it asks
+        # The only live one of those that it asks.
+        ids = one.add([first, np.array(second, np.uint16)])
         assert len(set(ids)) == 2
         assert [other.count(tokens) for tokens in (first, second)] == [1, 1]
         assert other.draft(first[:3]).longest_path(first[3:]).tolist() == list(range(5))

@@ -71,10 +71,8 @@ def test_a_secured_service_is_asked_by_query_and_info(
             status, said = run(*named, "--token-file", tmp_path / "none")
             assert (status, "token file is unreadable" in said) == (1, True)
             status, said = run(*words, *tls, "--token-file", tokens, "--timeout", "1")
-            assert (status, "unreachable" in said) == (
-                1,
-                True,
-            )  # the certificate is not for 127.0.0.2
+            # The certificate is not for 127.0.0.2.
+            assert (status, "unreachable" in said) == (1, True)
 
 
 def test_generate_names_a_wrong_token_file_before_it_loads_a_model(tmp_path: Path) -> None:

@@ -68,9 +68,8 @@ def test_a_token_only_reads_unless_its_line_says_more(token: str, service: Servi
         refused(PermissionDeniedError, lambda: reader.add([[1, 2]], datastore="chat"), expected)
         refused(PermissionDeniedError, lambda: reader.delete(["x"], datastore="chat"), expected)
     with service.stub() as stub, pytest.raises(grpc.RpcError) as caught:
-        stub.Add(
-            pb.AddRequest(), metadata=bearer(token), timeout=PATIENCE
-        )  # before anything is made of it
+        # Before anything is made of it.
+        stub.Add(pb.AddRequest(), metadata=bearer(token), timeout=PATIENCE)
     assert (caught.value.code().name, reason_of(caught.value)) == (
         "PERMISSION_DENIED",
         "PERMISSION_DENIED",

@@ -20,15 +20,14 @@ from rest_store.service.server import calls
 from rest_store.service.server.limits import ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
-from tests.shared.parts import serving_here
+from tests.shared.served import serving_here
 from tests.shared.services import PATIENCE, Service, metrics_of, running
 from tests.shared.sessions import SessionTalk, opening, step
 
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
 OPENING = opening(1, 2, selection=pb.Selection())
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex(
-    "000000040000000000"
-)  # and empty SETTINGS
+# And empty SETTINGS.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
 
 
 def connected(stack: contextlib.ExitStack, target: str, number: int) -> list[socket.socket]:
@@ -191,9 +190,8 @@ def test_workers_share_an_address_and_end_together(directory: Path) -> None:
         service.restart()
         last = workers(service)
         service.kill()
-        until(
-            lambda: not any(Path(f"/proc/{worker}").exists() for worker in last)
-        )  # nobody is left behind
+        # Nobody is left behind.
+        until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in last))
 
 
 def test_workers_are_for_frozen_datastores_and_ports(directory: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from rest_store.service.server.queries import Queries
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.live import until
-from tests.shared.parts import serving_here
+from tests.shared.served import serving_here
 from tests.shared.services import (
     PATIENCE,
     Service,
@@ -353,9 +353,8 @@ def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(
         host, port = service.metrics.split("/")[2].split(":")
         for _ in range(20):
             with socket.create_connection((host, int(port))) as broken:
-                broken.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-                )  # ends with a reset
+                # Ends with a reset.
+                broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 broken.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         for file in directory.glob("shard-*"):
             os.truncate(file, 0)

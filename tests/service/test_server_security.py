@@ -86,11 +86,15 @@ def test_a_service_that_cannot_start_says_why(
         (["--tls-cert", str(absent), "--tls-key", str(absent)], {}, "unreadable"),
         (["--listen", f"unix:{empty}"], {}, "not a socket, expected"),
         (["--metrics", "unix:/x"], {}, "--metrics is unix:/x, expected HOST:PORT"),
-        (["--metrics", "0.0.0.0:0", *certificates.server], token, "0.0.0.0:0 is public, without TLS and a token"),
+        (
+            ["--metrics", "0.0.0.0:0", *certificates.server],
+            token,
+            "0.0.0.0:0 is public, without TLS and a token",
+        ),
         (["--live", f"{directory.name}={directory}"], {}, "expected distinct ones"),
         ([str(directory)], {}, "expected distinct ones"),
         ([str(absent)], {}, "absent (no such directory)"),
-    ]:  # fmt: skip
+    ]:
         said = r"status 1:\n.+ INFO opening .+\nError: .+ is .+, expected .+\n$"
         with (
             pytest.raises(RuntimeError, match=said) as caught,

@@ -20,7 +20,7 @@ from rest_store.service.server.server import Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.live import until
-from tests.shared.parts import serving_here
+from tests.shared.served import serving_here
 from tests.shared.services import PATIENCE, Service, reason_of, running
 from tests.shared.sessions import Nodes, SessionTalk, opening, sessions_of, step, top_k
 from tests.shared.strategies import identity
@@ -135,11 +135,8 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
             while opened(server) < len(waiting):
                 await asyncio.sleep(0.01)
             other = stub.DraftSession(timeout=PATIENCE)
-            for message in (
-                opening(1, 2),
-                step(3),
-                step(4, nodes=200),
-            ):  # a large tree takes a thread, too
+            # A large tree takes a thread, too.
+            for message in (opening(1, 2), step(3), step(4, nodes=200)):
                 await other.write(message)
                 assert (await other.read()).nodes
             assert len((await stub.Draft(heavy, timeout=PATIENCE)).trees) == 500

@@ -83,34 +83,37 @@ def selecting(*names: str, **fields: Any) -> Request:
 
 BAD: dict[str, tuple[list[Request | bytes], str]] = {
     # Out of order.
-    "nothing first": ([b""], "MESSAGE_ORDER"),
-    "a request before the opening": ([step()], "MESSAGE_ORDER"),
-    "a second opening": ([FIRST, FIRST], "MESSAGE_ORDER"),
+    "nothing first": ([b""], "PROTOCOL"),
+    "a request before the opening": ([step()], "PROTOCOL"),
+    "a second opening": ([FIRST, FIRST], "PROTOCOL"),
     # Not messages, or too large ones.
     "malformed at first": ([b"\xff\xff"], "CONTEXT_TYPE"),
     "malformed later": ([FIRST, b"\x0a\xff"], "CONTEXT_TYPE"),
     "an opening that is too large": ([padded(FIRST, LARGEST + 4 * TEXT + 1)], "MESSAGE_SIZE"),
     "a message that is too large": ([FIRST, padded(step(3), LARGEST + 1)], "MESSAGE_SIZE"),
     # Text.
-    "a token outside the vocabulary": ([opening(1, 300)], "TOKEN_RANGE"),
-    "an accepted token outside the vocabulary": ([FIRST, step(3, 300)], "TOKEN_RANGE"),
+    "a token outside the vocabulary": ([opening(1, 300)], "QUERY"),
+    "an accepted token outside the vocabulary": ([FIRST, step(3, 300)], "QUERY"),
     "datastores of two tokenizers": ([selecting("other", "a")], "TOKENIZER_MISMATCH"),
-    "a text that is too long": ([opening(*[1] * (TEXT + 1))], "LIMIT"),
-    "references that are too long": ([opening(1, references=[packed([1] * (TEXT - 1))])], "LIMIT"),
-    "too many references": ([opening(references=[b""] * (TEXT + 1))], "LIMIT"),
+    "a text that is too long": ([opening(*[1] * (TEXT + 1))], "ARGUMENT"),
+    "references that are too long": (
+        [opening(1, references=[packed([1] * (TEXT - 1))])],
+        "ARGUMENT",
+    ),
+    "too many references": ([opening(references=[b""] * (TEXT + 1))], "ARGUMENT"),
     "half a token of a reference": ([opening(1, references=[bytes(6)])], "CONTEXT_TYPE"),
-    "a reference outside the vocabulary": ([opening(1, references=[packed([300])])], "TOKEN_RANGE"),
-    "a text that becomes too long": ([opening(*[1] * 1400), step(*[1] * 100), step(1)], "LIMIT"),
+    "a reference outside the vocabulary": ([opening(1, references=[packed([300])])], "QUERY"),
+    "a text that becomes too long": ([opening(*[1] * 1400), step(*[1] * 100), step(1)], "ARGUMENT"),
     # Accepted.
-    "nothing accepted": ([FIRST, Request(accepted=[pb.Accepted()])], "EMPTY_CONTEXT"),
-    "1,025 accepted": ([FIRST, Request(accepted=[pb.Accepted(tokens=[3])] * 1025)], "LIMIT"),
+    "nothing accepted": ([FIRST, Request(accepted=[pb.Accepted()])], "QUERY"),
+    "1,025 accepted": ([FIRST, Request(accepted=[pb.Accepted(tokens=[3])] * 1025)], "ARGUMENT"),
     # Most likely tokens.
-    "rows of nothing": ([FIRST, step(3, top_k=pb.TopK(tokens=bytes(8)))], "LIMIT"),
-    "rows of 65": ([FIRST, step(3, top_k=rows_of(1, 65))], "LIMIT"),
+    "rows of nothing": ([FIRST, step(3, top_k=pb.TopK(tokens=bytes(8)))], "ARGUMENT"),
+    "rows of 65": ([FIRST, step(3, top_k=rows_of(1, 65))], "ARGUMENT"),
     "half a row": ([FIRST, step(3, top_k=pb.TopK(k=2, tokens=bytes(12)))], "CONTEXT_TYPE"),
     "fewer rows than tokens": ([FIRST, step(3, 4, top_k=rows_of(1))], "CONTEXT_TYPE"),
     "more rows than text": ([FIRST, step(3, top_k=rows_of(4))], "CONTEXT_TYPE"),
-    "rows of nothing for nodes": ([FIRST, step(3, node_top_k=pb.TopK())], "LIMIT"),
+    "rows of nothing for nodes": ([FIRST, step(3, node_top_k=pb.TopK())], "ARGUMENT"),
     "rows for nodes of another tree": ([FIRST, step(3, node_top_k=rows_of(99))], "CONTEXT_TYPE"),
     "rows for nodes of no tree": ([opened(1, 2), step(3, node_top_k=rows_of(5))], "CONTEXT_TYPE"),
     "rows for nodes of the tree before": (
@@ -118,14 +121,14 @@ BAD: dict[str, tuple[list[Request | bytes], str]] = {
         "CONTEXT_TYPE",
     ),
     # Trees.
-    "1,025 nodes": ([opening(1, 2, nodes=1025)], "LIMIT"),
-    "a cost that is no number": ([FIRST, costing(1.0, NAN)], "LIMIT"),
-    "a cost of nothing": ([FIRST, costing(0.0, 1.0)], "LIMIT"),
-    "1,026 costs": ([FIRST, costing(*[1.0] * 1026)], "LIMIT"),
+    "1,025 nodes": ([opening(1, 2, nodes=1025)], "ARGUMENT"),
+    "a cost that is no number": ([FIRST, costing(1.0, NAN)], "ARGUMENT"),
+    "a cost of nothing": ([FIRST, costing(0.0, 1.0)], "ARGUMENT"),
+    "1,026 costs": ([FIRST, costing(*[1.0] * 1026)], "ARGUMENT"),
     # What sessions share.
-    "a key of 65 bytes": ([opening(1, 2, recycled_logits=b"k" * 65)], "LIMIT"),
+    "a key of 65 bytes": ([opening(1, 2, recycled_logits=b"k" * 65)], "ARGUMENT"),
     # Datastores.
-    "seven datastores": ([selecting(*NAMES)], "LIMIT"),
+    "seven datastores": ([selecting(*NAMES)], "ARGUMENT"),
     "an unknown datastore": ([selecting("a", "none")], "UNKNOWN_DATASTORE"),
 }
 

@@ -138,10 +138,21 @@ class ScriptedHead:
         self._chance = random.Random(0)
 
     def propose(
-        self, input_batch: Any, attn_metadata: Any, slot_mappings: Any, last_hidden_states: Any,
-        aux_hidden_states: Any, num_sampled: Any, num_rejected: Any, last_sampled: Any, next_prefill_tokens: Any,
-        temperature: Any, seeds: Any, dummy_run: bool = False, num_speculative_tokens: Any = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: Any,
+        num_rejected: Any,
+        last_sampled: Any,
+        next_prefill_tokens: Any,
+        temperature: Any,
+        seeds: Any,
+        dummy_run: bool = False,
+        num_speculative_tokens: Any = None,
+    ) -> torch.Tensor:
         drafts = torch.zeros(input_batch.num_reqs, self.most, dtype=torch.int64)
         if not dummy_run:
             for row, index in enumerate(input_batch.idx_mapping.tolist()):

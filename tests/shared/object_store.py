@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
         self.close_connection = broken
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Keep the output of tests clean."""
@@ -138,9 +138,8 @@ def s3(s3_server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Proxy:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(files, "_BLOCK_BYTES", BLOCK)
     monkeypatch.setattr(remote_files, "_PIECE_BYTES", BLOCK)
-    monkeypatch.setattr(
-        fsspec.get_filesystem_class("s3"), "retries", 1
-    )  # of its own, which take seconds
+    # Of its own, which take seconds.
+    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)
     s3_server.reset()
     urllib.request.urlopen(f"{s3_server.url}/moto-api/reset", b"").close()
     fsspec.filesystem("s3", use_listings_cache=False).mkdir("corpus")

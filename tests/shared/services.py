@@ -131,9 +131,8 @@ class Service:
     def resident_bytes(self) -> int:
         status = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text(encoding="ascii")
         lines = dict(line.split(":", 1) for line in status.splitlines()[1:])
-        return (
-            int(lines["Anonymous"].split()[0]) << 10
-        )  # mapped files come and go as the system likes
+        # Mapped files come and go as the system likes.
+        return int(lines["Anonymous"].split()[0]) << 10
 
     def channel(self, target: str | None = None) -> grpc.Channel:
         return grpc.insecure_channel(target or self.target, [("grpc.use_local_subchannel_pool", 1)])

@@ -23,7 +23,7 @@ from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE, entry_bits, sepa
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile, TokensWriter, write_suffixes
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import RestStoreError
+from rest_store.errors import DatastoreFormatError, RestStoreError
 
 Document = list[int]
 Shards = list[list[Document]]  # documents of each shard
@@ -234,15 +234,23 @@ def seal_datastore(directory: Path) -> None:
     seal_manifest(directory, fields)
 
 
-def refused(error: type[RestStoreError], call: Callable[[], object], *fragments: str) -> str:
+def refused(error: type[RestStoreError] | str, call: Callable[[], object], *fragments: str) -> str:
     """Return the message of the `error` that `call` raises.
 
     It has the form of `describe` and contains `fragments`.
+
+    Args:
+        error: a class, or the kind of a `DatastoreFormatError`.
+        call: the call that is refused.
+        fragments: texts of the message.
     """
-    with pytest.raises(error) as caught:
+    expected = DatastoreFormatError if isinstance(error, str) else error
+    with pytest.raises(expected) as caught:
         call()
     message = str(caught.value)
-    assert type(caught.value) is error
+    assert type(caught.value) is expected
+    if isinstance(caught.value, DatastoreFormatError) and isinstance(error, str):
+        assert caught.value.kind == error
     assert re.fullmatch(r"(?s).+: .+ is .+, expected .+", message), message
     for fragment in fragments:
         assert fragment in message

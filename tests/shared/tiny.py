@@ -51,20 +51,38 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _ROPE),
     "mistral with a sliding window": ("Mistral", {**_ROPE, "sliding_window": 8, "head_dim": 8}),
     "qwen2": ("Qwen2", _ROPE),
-    "qwen2 with windows": ("Qwen2", {**_ROPE, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen2 with windows": (
+        "Qwen2",
+        {**_ROPE, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
     "qwen3": ("Qwen3", {**_ROPE, "head_dim": 8}),
     "gemma2": ("Gemma2", _GEMMA),
     "gemma3": ("Gemma3", {**_GEMMA, "class": "Gemma3ForCausalLM", "config": "Gemma3TextConfig"}),
     "phi3": ("Phi3", _ROPE),
     "gpt2": (
         "GPT2",
-        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256, "pad_token_id": 0,
-         "bos_token_id": 1, "eos_token_id": None, "class": "GPT2LMHeadModel"},
+        {
+            "vocab_size": VOCABULARY,
+            "n_embd": 32,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": 256,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": None,
+            "class": "GPT2LMHeadModel",
+        },
     ),
     "gpt_neox": ("GPTNeoX", _NEOX),
     "opt": ("OPT", {**_NEOX, "ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "falcon": ("Falcon", {**_NEOX, "alibi": False, "new_decoder_architecture": False, "multi_query": True}),
-    "mixtral": ("Mixtral", {**_ROPE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "falcon": (
+        "Falcon",
+        {**_NEOX, "alibi": False, "new_decoder_architecture": False, "multi_query": True},
+    ),
+    "mixtral": (
+        "Mixtral",
+        {**_ROPE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
     "qwen3_moe": ("Qwen3Moe", {**_ROPE, **_EXPERTS, "num_experts": 4, "head_dim": 8}),
     "stablelm": ("StableLm", _ROPE),
     "olmo2": ("Olmo2", _ROPE),
@@ -73,12 +91,22 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", {**_ROPE, "sliding_window": None}),
     "gemma3n": (
         "Gemma3n",
-        {**_GEMMA, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
-         "num_kv_shared_layers": 2, "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4,
-         "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8, "laurel_rank": 4,
-         "altup_num_inputs": 2, "class": "Gemma3nForCausalLM", "config": "Gemma3nTextConfig"},
+        {
+            **_GEMMA,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "intermediate_size": [48] * 4,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 8,
+            "laurel_rank": 4,
+            "altup_num_inputs": 2,
+            "class": "Gemma3nForCausalLM",
+            "config": "Gemma3nTextConfig",
+        },
     ),
-}  # fmt: skip
+}
 
 
 def tiny_model(
@@ -233,7 +261,7 @@ def drafted(
         **inputs,
         **options,
         custom_generate=rest_store.generate,
-        drafter=[Drafted(lambda prompt: Scripted(prompt, futures, by_prompt[tuple(prompt)]))],
+        sources=[Drafted(lambda prompt: Scripted(prompt, futures, by_prompt[tuple(prompt)]))],
         adaptive=False,
         return_dict_in_generate=True,
     )
@@ -305,10 +333,17 @@ def write_model(directory: Path, **config: Any) -> Path:
     """
     torch.manual_seed(3)
     usual = {
-        "vocab_size": 512, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3, "eos_token_id": None,
+        "vocab_size": 512,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+        "eos_token_id": None,
         "pad_token_id": 0,
-    }  # fmt: skip
+    }
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**usual, **config})).save_pretrained(
         directory
     )

@@ -43,7 +43,7 @@ def generate(
         generation_config=generation_config,
         stopping_criteria=stopping_criteria,
         custom_generate=rest_store.generate,
-        drafter=sources(),
+        sources=sources(),
         stream_to=streamer,
         **arguments,
     )

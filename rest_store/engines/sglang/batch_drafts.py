@@ -41,9 +41,8 @@ class BatchDrafts:
         self._requests: dict[str, Req] = {}  # that have begun
         self._sizes: dict[str, int] = {}  # of the drafts of the latest step
         self._indices: dict[str, int] = {}  # of requests in `_likely`
-        self._likely: torch.Tensor | Rows | None = (
-            None  # of the latest step, on the device until it is asked for
-        )
+        # Of the latest step, on the device until it is asked for.
+        self._likely: torch.Tensor | Rows | None = None
 
     def arrays(
         self, batch: ScheduleBatch, *, is_ahead: bool
@@ -132,9 +131,8 @@ class BatchDrafts:
             sampling.presence_penalty,
             sampling.frequency_penalty,
         ) != (1, 0, 0)
-        must_go_on = (
-            request.decode_batch_idx < sampling.min_new_tokens
-        )  # as SGLang counts it in this step
+        # As SGLang counts it in this step.
+        must_go_on = request.decode_batch_idx < sampling.min_new_tokens
         return 0 if is_penalized or must_go_on else self._nodes - 1
 
     def _likely_rows(self, rid: str) -> Rows | None:

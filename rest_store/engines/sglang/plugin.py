@@ -81,9 +81,8 @@ class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need n
         server_args.speculative_num_steps = max(1, steps)
         server_args.enable_mixed_chunk = False
         if server_args.device == "cpu":
-            server_args.disable_overlap_schedule = (
-                True  # SGLang has none there with any speculation
-            )
+            # SGLang has none there with any speculation.
+            server_args.disable_overlap_schedule = True
         require_datastores(settings, server_args)
 
     def need_topk(self) -> bool:

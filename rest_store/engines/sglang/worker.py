@@ -101,9 +101,8 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         """Run a step, and keep what the model found likely after each node."""
         is_step = batch.forward_mode.is_decode()  # verifying changes it
         result = super().forward_batch_generation(batch, *args, **kwargs)
-        if (
-            is_step and self._drafts is not None and not batch.has_grammar
-        ):  # a grammar masks logits in place
+        # A grammar masks logits in place.
+        if is_step and self._drafts is not None and not batch.has_grammar:
             self._drafts.take(batch, result.logits_output.next_token_logits)
         return result
 

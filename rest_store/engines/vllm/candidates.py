@@ -18,9 +18,8 @@ import torch
 from rest_store.datastore.tree import TokenTree
 from rest_store.engines.request import Chain, Tokens
 
-Worth = Callable[
-    [Sequence[float]], bool
-]  # whether draft tokens with these scores are worth verifying
+# Whether draft tokens with these scores are worth verifying.
+Worth = Callable[[Sequence[float]], bool]
 
 
 class Draft(NamedTuple):
@@ -59,10 +58,8 @@ class Candidate(NamedTuple):
             is_worth: says of each draft whether it is to be verified.
         """
         tokens, origins = tree.tokens.tolist(), np.asarray(tree.origins).tolist()
-        scores = [
-            1.0,
-            *np.asarray(tree.scores).tolist(),
-        ]  # the chance of the text itself, and of each token
+        # The chance of the text itself, and of each token.
+        scores = [1.0, *np.asarray(tree.scores).tolist()]
         drafts = []
         for grown in range(min(lag, len(tokens)) + 1):
             end = grown + most

@@ -37,11 +37,8 @@ _ARGUMENTS = "vllm.engine.arg_utils"
 _LOGGER = "vllm.rest_store"
 _MAX_DIFFERENCES = 3  # that a line names
 _EXIT_PRIORITY = 100  # before multiprocessing ends its own
-_LOOKUPS = (
-    "ngram",
-    "ngram_gpu",
-    "suffix",
-)  # methods that draft from texts; `suffix` in releases after 0.33
+# Methods that draft from texts; `suffix` in releases after 0.33.
+_LOOKUPS = ("ngram", "ngram_gpu", "suffix")
 
 Init = Callable[[Any, torch.device, Any], Any]
 
@@ -59,10 +56,8 @@ def install() -> None:
     if hasattr(native, "__wrapped__"):  # vLLM may load its plug-ins again
         return
     wrapped = _wrapped(native)
-    for module in (
-        spec_decode,
-        sys.modules.get(_RUNNER),
-    ):  # the runner has a copy once it was imported
+    # The runner has a copy once it was imported.
+    for module in (spec_decode, sys.modules.get(_RUNNER)):
         if module is not None:
             vars(module)["init_speculator"] = wrapped
     # A process that makes configurations has imported what makes them before it loads plug-ins.
@@ -267,9 +262,8 @@ def _speculator(
     drafter = RequestDrafter(sources, metrics, vocabulary_size=vocabulary_size)
     end = weakref.finalize(speculator, drafter.close)
     atexit.register(end)  # last registered, first called: before live datastores are closed
-    multiprocessing.util.Finalize(
-        None, end, exitpriority=_EXIT_PRIORITY
-    )  # a forked worker skips `atexit`
+    # A forked worker skips `atexit`.
+    multiprocessing.util.Finalize(None, end, exitpriority=_EXIT_PRIORITY)
     lag = settings.lag
     if lag is None:
         lag = device.type != "cpu" and bool(vllm_config.scheduler_config.async_scheduling)

@@ -91,9 +91,8 @@ class Step:
             top_k = None
             if likely is not None and count:
                 top_k = np.full((count + 1, likely.shape[1]), -1, np.int32)
-                top_k[:count] = likely[
-                    first : first + count
-                ]  # not after the last one, which was not read yet
+                # Not after the last one, which was not read yet.
+                top_k[:count] = likely[first : first + count]
             new = columns[index, columns.shape[1] - count :].astype(np.int32)
             verified = count - 1 + rejected if count else 0
             yield Written(id, row, length, new, verified, top_k)

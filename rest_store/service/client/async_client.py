@@ -51,9 +51,8 @@ class AsyncDatastoreClient:
     @_taking(DatastoreClient)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._blocking = DatastoreClient(*arguments, **options)
-        self._threads = ThreadPoolExecutor(
-            _MAX_THREADS, "rest-store client"
-        )  # they end with this object
+        # They end with this object.
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, "rest-store client")
 
     info = _awaited(DatastoreClient.info)
     longest_suffix_match = _awaited(DatastoreClient.longest_suffix_match)

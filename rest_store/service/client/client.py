@@ -34,7 +34,7 @@ from rest_store.service.channel import (
 )
 from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.member import ServiceMember
-from rest_store.service.client.part import PartClient, Parts
+from rest_store.service.client.partition import PartitionClient, Partitions
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests
 from rest_store.service.client.trees import TreeLimits, sum_of_trees
 
@@ -58,10 +58,11 @@ class DatastoreClient:
 
     Args:
         targets: `HOST:PORT` or `unix:/path`, or a list of several that serve the same. A datastore
-            that is served in parts has a list of such lists, one for each part: `[["a:1", "b:1"],
-            ["a:2", "b:2"]]`. As one string, as on command lines: `a:1,b:1;a:2,b:2`; with the name
-            of a datastore: `a:1/code`, `unix:/path#code`. All parts are asked at once, and all have
-            to answer; in a draft session, a part that does not is left out of a step.
+            that is served in partitions has a list of such lists, one for each partition: `[["a:1",
+            "b:1"], ["a:2", "b:2"]]`. As one string, as on command lines: `a:1,b:1;a:2,b:2`; with
+            the name of a datastore: `a:1/code`, `unix:/path#code`. All partitions are asked at
+            once, and all have to answer; in a draft session, a partition that does not is left out
+            of a step.
         datastore: name or names of the datastores to ask; None: all whose tokenizer matches, of
             those that are there when the client connects.
         namespace: whose documents are asked, of live datastores, and written; "": those without
@@ -75,8 +76,8 @@ class DatastoreClient:
             tokens and what the model writes from then on.
 
     Raises:
-        ArgumentError: an address, certificate, list of datastores or name that is not valid.
-        ArgumentError: a number out of range.
+        ArgumentError: an address, certificate, list of datastores or name that is not valid; or a
+            number out of range.
         DocumentError: `namespace` is not a name.
         TokenizerLoadError: `tokenizer` is not a tokenizer.
     """
@@ -104,7 +105,9 @@ class DatastoreClient:
         identity = None if tokenizer is None else identity_of(tokenizer)
         dialer = Dialer(token, tls)
         space = label("client", "a namespace", namespace)
-        self._parts = Parts([PartClient(group, dialer, names, identity, space) for group in groups])
+        self._partitions = Partitions(
+            [PartitionClient(group, dialer, names, identity, space) for group in groups]
+        )
         self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
 
     @property
@@ -114,7 +117,7 @@ class DatastoreClient:
         Raises:
             ServiceError: no answer; the subclass says why.
         """
-        known = self._parts.members[0].requests
+        known = self._partitions.members[0].requests
         return (self.info() if known is None else known.info).tokenizer
 
     def info(self, *, timeout: float = 10.0) -> ServiceInfo:
@@ -124,10 +127,10 @@ class DatastoreClient:
 
         Raises:
             TokenizerMismatchError: its tokenizer is not the one passed in; says what differs.
-            DatastoreFormatError: the parts are not those of one build.
+            DatastoreFormatError: the partitions are not those of one build.
             ServiceError: no answer; the subclass says why.
         """
-        return self._parts.describe(_ends(timeout))
+        return self._partitions.describe(_ends(timeout))
 
     def longest_suffix_match(
         self, context: IntSequence, *, max_suffix: int = 16, datastore: str | None = None
@@ -145,12 +148,12 @@ class DatastoreClient:
         ).match
 
     def count(self, tokens: IntSequence, *, datastore: str | None = None) -> int:
-        """Return what `Datastore.count` does; of several datastores, and of parts, the sum.
+        """Return what `Datastore.count` does; of several datastores, and of partitions, the sum.
 
         Raises as `draft`.
         """
         return sum(
-            self._parts.ask(
+            self._partitions.ask(
                 lambda requests: requests.count(tokens, datastore), _ends(self._timeout)
             )
         )
@@ -168,10 +171,10 @@ class DatastoreClient:
 
         Of several datastores the tree of the longest match, of equals the first.
 
-        `datastore` names the only one to ask; likewise in the other queries. In parts, the trees of
-        those with the longest match are joined by path and their counts summed. A path that a part
-        has beyond its `max_nodes` heaviest is missing from the sum: counts may be too small, and
-        light nodes others than those of the whole datastore.
+        `datastore` names the only one to ask; likewise in the other queries. In partitions, the
+        trees of those with the longest match are joined by path and their counts summed. A path
+        that a partition has beyond its `max_nodes` heaviest is missing from the sum: counts may be
+        too small, and light nodes others than those of the whole datastore.
 
         Raises:
             QueryError: as there.
@@ -217,16 +220,17 @@ class DatastoreClient:
 
         `tails_of` returns their ends, given the size of the vocabulary.
         """
-        answers = self._parts.ask(
+        answers = self._partitions.ask(
             lambda requests: requests.draft(
                 tails_of(requests.vocabulary_size), tree_limits, datastore
             ),
             _ends(self._timeout),
         )
         trees = []
-        for of_parts in zip(*answers, strict=True):
+        for of_partitions in zip(*answers, strict=True):
             of_datastores = [
-                sum_of_trees(parts, tree_limits[0]) for parts in zip(*of_parts, strict=True)
+                sum_of_trees(partitions, tree_limits[0])
+                for partitions in zip(*of_partitions, strict=True)
             ]
             trees.append(max(of_datastores, key=lambda tree: tree.match.length))
         return trees
@@ -307,33 +311,32 @@ class DatastoreClient:
         return self._write(lambda some: some.delete(ids, datastore, namespace), timeout)
 
     def _write(self, make: Callable[[Requests], Request[tuple[T, int]]], timeout: float) -> T:
-        return self._parts.ask(make, _ends(timeout))[0][
-            0
-        ]  # parts are frozen, so that none makes a request
+        # Partitions are frozen, so that none makes a request.
+        return self._partitions.ask(make, _ends(timeout))[0][0]
 
     def members(
         self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]
     ) -> list[ServiceMember]:
         """Return a new session's members for `DraftSession`, one for
-        each part, as `MemberSource.members`.
+        each partition, as `MemberSource.members`.
         """
         return [
             ServiceMember(
-                self._parts,
-                part,
+                self._partitions,
+                partition,
                 settings,
                 text,
                 timeout=self._timeout,
                 max_sent=self._opening_tokens,
             )
-            for part in self._parts.members
+            for partition in self._partitions.members
         ]
 
     def close(self) -> None:
         """Close its connections; later calls raise ServiceUnavailableError. May be called again."""
         for call in tuple(self._before_close):
             call(self)
-        self._parts.close()
+        self._partitions.close()
 
     def before_close(self, call: Callable[[DatastoreClient], object]) -> None:
         """Have `close` call `call` with this client first, for what is queued to be added.

@@ -1,4 +1,4 @@
-"""What `rest-store info` shows of a service, and of a datastore that is served in parts."""
+"""What `rest-store info` shows of a service, and of a datastore that is served in partitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rest_store.service.client.descriptions import ServedDatastore, ServiceInfo
 
 
 def show_service(target: str, *, timeout: float, as_json: bool, **reach: Any) -> None:
-    """Print what the service, or the parts, at `target` are; all parts have to answer.
+    """Print what the service, or the partitions, at `target` are; all partitions have to answer.
 
     Args:
         target: as `DatastoreClient` takes it.
@@ -50,7 +50,7 @@ def _datastore(datastore: ServedDatastore) -> dict[str, Any]:
         "size": datastore.size,
         "built": None if datastore.built is None else datastore.built.isoformat(timespec="seconds"),
         "live": datastore.is_live,
-        "part": None if datastore.part is None else datastore.part._asdict(),
+        "partition": None if datastore.partition is None else datastore.partition._asdict(),
     }
 
 

@@ -1,5 +1,5 @@
 """What services say of themselves, and how the descriptions of the
-parts of one datastore go together.
+partitions of one datastore go together.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rest_store.errors import (
 from rest_store.v1 import datastore_pb2 as pb
 
 
-class ServedPart(NamedTuple):
-    """Part `number`, 1..parts, of a datastore.
+class ServedPartition(NamedTuple):
+    """Partition `number`, 1..total, of a datastore.
 
     `build` is the digest of the manifest of the whole, "sha256:...".
     """
 
     number: int
-    parts: int
+    total: int
     build: str
 
     def __str__(self) -> str:
-        return f"part {self.number}/{self.parts} of {self.build[:23]}..."
+        return f"partition {self.number}/{self.total} of {self.build[:23]}..."
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ServedDatastore:
     Attributes:
         built: of a live one, when the newest document was added; None: there is none.
         is_live: whether it grows; else it is frozen.
-        part: which part of a larger datastore this is; None: it is whole.
+        partition: which partition of a larger datastore this is; None: it is whole.
     """
 
     name: str
@@ -53,10 +53,10 @@ class ServedDatastore:
     size: int
     built: datetime | None
     is_live: bool
-    part: ServedPart | None = None
+    partition: ServedPartition | None = None
 
     def __str__(self) -> str:
-        return self.name if self.part is None else f"{self.name}, {self.part}"
+        return self.name if self.partition is None else f"{self.name}, {self.partition}"
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class ServiceInfo:
     """What a client asks of a service; names as in `DatastoreInfo` where they mean the same.
 
     Attributes:
-        target: the endpoint that answered; of parts, all of them.
+        target: the endpoint that answered; of partitions, all of them.
         version: release of rest-store that serves.
-        datastores: those that the client asks, in the order of their answers; of parts, those of
-            each.
+        datastores: those that the client asks, in the order of their answers; of partitions, those
+            of each.
         limits: name to value, as in the message ServiceLimits.
     """
 
@@ -139,16 +139,18 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
         raise ProtocolError(
             describe(target, "description", f"wrong ({error})", "one of a datastore")
         ) from None
-    part = None
-    if message.HasField("part"):
-        part = ServedPart(message.part.number, message.part.parts, message.part.build)
-        if not 1 <= part.number <= part.parts:
-            expected = "one of the parts that there are"
+    partition = None
+    if message.HasField("partition"):
+        partition = ServedPartition(
+            message.partition.number, message.partition.total, message.partition.build
+        )
+        if not 1 <= partition.number <= partition.total:
+            expected = "one of the partitions that there are"
             raise ProtocolError(
-                describe(target, f"part of datastore '{message.name}'", part, expected)
+                describe(target, f"partition of datastore '{message.name}'", partition, expected)
             )
     sizes = (message.token_count, message.document_count, message.shard_count, message.size)
-    return ServedDatastore(message.name, tokenizer, *sizes, built, message.live, part)
+    return ServedDatastore(message.name, tokenizer, *sizes, built, message.live, partition)
 
 
 def _chosen(
@@ -190,30 +192,37 @@ def _chosen(
     return chosen
 
 
-def require_one_build(infos: Sequence[ServiceInfo], parts: int) -> None:
+def require_one_build(infos: Sequence[ServiceInfo], partitions: int) -> None:
     """Raise DatastoreFormatError unless descriptions are those of
-    different parts of one build that has so many `parts`.
+    different partitions of one build that has so many `partitions`.
     """
     served = [datastore for info in infos for datastore in info.datastores]
     builds = {
-        frozenset((one.name, one.part and one.part.build) for one in info.datastores)
+        frozenset((one.name, one.partition and one.partition.build) for one in info.datastores)
         for info in infos
     }
-    are_of_so_many = all(one.part is not None and one.part.parts == parts for one in served)
+    are_of_so_many = all(
+        one.partition is not None and one.partition.total == partitions for one in served
+    )
     if (
         not are_of_so_many
         or len(builds) > 1
-        or len({(one.name, one.part) for one in served}) < len(served)
+        or len({(one.name, one.partition) for one in served}) < len(served)
     ):
         found = [f"{info.target} ({', '.join(map(str, info.datastores))})" for info in infos]
         raise DatastoreFormatError(
             "partitions",
-            describe("client", "what is served", ", ".join(found), f"{parts} parts of one build"),
+            describe(
+                "client",
+                "what is served",
+                ", ".join(found),
+                f"{partitions} partitions of one build",
+            ),
         )
 
 
-def info_of_parts(infos: Sequence[ServiceInfo]) -> ServiceInfo:
-    """Return the description of all parts together: the
+def info_of_partitions(infos: Sequence[ServiceInfo]) -> ServiceInfo:
+    """Return the description of all partitions together: the
     datastores of one after those of the other.
     """
     limits = {name: min(info.limits[name] for info in infos) for name in infos[0].limits}

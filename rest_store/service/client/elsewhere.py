@@ -19,13 +19,12 @@ from rest_store.live.upstream import Changes, DocumentRecord, Removal
 from rest_store.loading.remote_files import RemoteFiles, scheme_of
 from rest_store.service.channel import Dialer, Tls, split_location, target_of
 from rest_store.service.client.endpoint import Endpoint
-from rest_store.service.client.part import PartClient, Parts
+from rest_store.service.client.partition import PartitionClient, Partitions
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests, parse
 from rest_store.v1 import datastore_pb2 as pb
 
-_STREAM_SECONDS = (
-    60.0  # of one call, however much it sends; what is not finished then goes on with the next
-)
+# Of one call, however much it sends; what is not finished then goes on with the next.
+_STREAM_SECONDS = 60.0
 
 T = TypeVar("T")
 
@@ -99,10 +98,10 @@ class ServiceUpstream:
     def __init__(self, location: str, token: str | None = None, tls: Tls | None = None) -> None:
         self.location = location
         target, name = split_location(location)
-        self._part = PartClient(
+        self._partition = PartitionClient(
             [target_of(target)], Dialer(token, tls), [name] if name else [], live=True
         )
-        self._parts = Parts([self._part])
+        self._partitions = Partitions([self._partition])
 
     @property
     def tokenizer(self) -> TokenizerIdentity:
@@ -115,10 +114,10 @@ class ServiceUpstream:
 
     @property
     def _requests(self) -> Requests:
-        if not self._part.is_known:
-            self._parts.describe(time.monotonic() + WRITE_SECONDS)
-        assert self._part.requests is not None
-        return self._part.requests
+        if not self._partition.is_known:
+            self._partitions.describe(time.monotonic() + WRITE_SECONDS)
+        assert self._partition.requests is not None
+        return self._partition.requests
 
     def changes(self, after: int, datastore_id: str) -> Iterator[Changes]:
         """Yield the changes after number `after` without an end.
@@ -131,7 +130,7 @@ class ServiceUpstream:
         while True:
             is_alive, request = False, self._requests.follow(after, datastore_id)
             try:
-                for answer in self._part.preferred.stream("Follow", request, _STREAM_SECONDS):
+                for answer in self._partition.preferred.stream("Follow", request, _STREAM_SECONDS):
                     is_alive, changes = True, _changes(answer, self.location)
                     after, datastore_id = changes.last, changes.datastore_id
                     yield changes
@@ -165,12 +164,12 @@ class ServiceUpstream:
         return self._write(lambda requests: requests.delete(ids, None, namespace))
 
     def _write(self, make: Callable[[Requests], Request[T]]) -> T:
-        [answer] = self._parts.ask(make, time.monotonic() + WRITE_SECONDS)
+        [answer] = self._partitions.ask(make, time.monotonic() + WRITE_SECONDS)
         return answer
 
     def close(self) -> None:
         """Disconnect; `changes` ends with an error."""
-        self._parts.close()
+        self._partitions.close()
 
 
 upstream = ServiceUpstream  # under this name it is reached

@@ -25,7 +25,7 @@ from rest_store.errors import (
     UnknownDatastoreError,
     describe,
 )
-from rest_store.service.client.part import PartClient, Parts
+from rest_store.service.client.partition import PartitionClient, Partitions
 from rest_store.service.client.requests import parse
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.client.trees import read_session_tree
@@ -36,12 +36,10 @@ _MAX_DOUBLINGS = 10
 _SILENT_ANSWERS = 2  # waited for in vain, after which the service counts as one that answers nobody
 _SILENT_SECONDS = 0.002  # that the first answer of a new session is waited for then
 _DESCRIBE_SECONDS = 1.0  # between two waits for what a silent service is
-_MAX_LATENESS = (
-    1.0  # seconds without the answer of a late step, after which the stream counts as broken
-)
-_MAX_UNSENT = (
-    1024  # calls of `accept` that one message has room for; after more the text is sent again
-)
+# Seconds without the answer of a late step, after which the stream counts as broken.
+_MAX_LATENESS = 1.0
+# Calls of `accept` that one message has room for; after more the text is sent again.
+_MAX_UNSENT = 1024
 
 
 class ServiceMember:
@@ -52,8 +50,8 @@ class ServiceMember:
     then `send` fails without a call.
 
     Args:
-        parts: all parts of the datastore.
-        part: the one whose service runs this session.
+        partitions: all partitions of the datastore.
+        partition: the one whose service runs this session.
         settings: of the session.
         text: returns the text so far, int32[n].
         timeout: seconds that a step waits at most.
@@ -62,32 +60,30 @@ class ServiceMember:
 
     def __init__(
         self,
-        parts: Parts,
-        part: PartClient,
+        partitions: Partitions,
+        partition: PartitionClient,
         settings: MemberSettings,
         text: Callable[[], npt.NDArray[np.int32]],
         *,
         timeout: float,
         max_sent: int | None = None,
     ) -> None:
-        self._parts = parts
-        self._part = part
+        self._partitions = partitions
+        self._partition = partition
         self._settings = settings
         self._text = text
         self._timeout = timeout
         self._sent = slice(max_sent and -max_sent, None)
         self.has_references = max_sent is None
-        self._endpoint = part.preferred
+        self._endpoint = partition.preferred
         self._closed = False
         # Of the stream:
         self._stream: StreamCall | None = None
-        self._next = (
-            pb.DraftSessionRequest()
-        )  # the next message, with what was accepted since the last one
+        # The next message, with what was accepted since the last one.
+        self._next = pb.DraftSessionRequest()
         self._length = 0  # tokens that it has been told
-        self._sent_at: float | None = (
-            None  # when a tree was asked for, if its answer has not been read yet
-        )
+        # When a tree was asked for, if its answer has not been read yet.
+        self._sent_at: float | None = None
         # That `node_top_k` has next: the text's, and each node's of the tree; 0: the tree is
         # unknown.
         self._rows = 1
@@ -101,7 +97,8 @@ class ServiceMember:
         self._failures = 0  # since the last answer
         self._failure: RestStoreError | None = None  # the latest
         self._rests_until = 0.0
-        if part.is_known:  # the session is opened ahead of its first step, which says what is wrong
+        # The session is opened ahead of its first step, which says what is wrong.
+        if partition.is_known:
             try:
                 self._open()
                 self._send_next()
@@ -115,9 +112,8 @@ class ServiceMember:
         self._asked_at = time.monotonic()
         if self._stream is not None:
             try:
-                self._skip_late_answer(
-                    self._stream
-                )  # which is read with the limits that it was asked with
+                # Which is read with the limits that it was asked with.
+                self._skip_late_answer(self._stream)
             except DeadlineError:
                 raise
             except RestStoreError as error:
@@ -125,7 +121,7 @@ class ServiceMember:
         if self._failure is not None and time.monotonic() < self._rests_until:
             raise type(self._failure)(str(self._failure))  # without the traceback of that step
         self._limits = limits
-        self._is_due = not self._part.is_known  # what the service is takes a call that waits
+        self._is_due = not self._partition.is_known  # what the service is takes a call that waits
         if not self._is_due:
             try:
                 self._send_step()
@@ -146,8 +142,8 @@ class ServiceMember:
             ends = min(ends, time.monotonic() + _SILENT_SECONDS)
         try:
             if self._is_due:
-                self._parts.describe_part(self._part, ends)
-                self._endpoint = self._part.preferred
+                self._partitions.describe_partition(self._partition, ends)
+                self._endpoint = self._partition.preferred
                 self._send_step()
             if self._stream is None or self._sent_at is None:
                 raise ServiceUnavailableError(f"{self._endpoint.target}: nothing was sent")
@@ -165,14 +161,16 @@ class ServiceMember:
         """Return whether the first answer of this session is hardly
         waited for, as others have waited in vain.
         """
-        if self._part.unanswered < _SILENT_ANSWERS or self._has_answered:
+        if self._partition.unanswered < _SILENT_ANSWERS or self._has_answered:
             return False
-        return not self._is_due or self._asked_at < self._part.unanswered_at + _DESCRIBE_SECONDS
+        return (
+            not self._is_due or self._asked_at < self._partition.unanswered_at + _DESCRIBE_SECONDS
+        )
 
     def _count_unanswered(self, is_brief: bool) -> None:
         if not is_brief:
-            self._part.unanswered += 1
-            self._part.unanswered_at = self._asked_at
+            self._partition.unanswered += 1
+            self._partition.unanswered_at = self._asked_at
 
     def accept(
         self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None
@@ -247,7 +245,7 @@ class ServiceMember:
             MessageSizeError: the text is too long for the service.
             TokenizerMismatchError: its datastores have another tokenizer.
         """
-        requests, settings, target = self._part.requests, self._settings, self._endpoint.target
+        requests, settings, target = self._partition.requests, self._settings, self._endpoint.target
         assert requests is not None
         if settings.tokenizer is not None:
             settings.tokenizer.require_same(requests.info.tokenizer, f"{target}: draft session")
@@ -278,7 +276,7 @@ class ServiceMember:
         Raise ProtocolError unless one was asked for, and this is one.
         """
         asked, self._sent_at = self._sent_at is not None, None
-        target, requests = self._endpoint.target, self._part.requests
+        target, requests = self._endpoint.target, self._partition.requests
         assert requests is not None
         response = parse(pb.DraftSessionResponse, message, target)
         if not asked:
@@ -287,8 +285,8 @@ class ServiceMember:
             response.nodes, requests.vocabulary_size, self._limits, self._origins, target
         )
         self._has_answered, self._rows = True, 1 + len(tree)
-        self._failures, self._failure, self._part.unanswered = 0, None, 0
-        self._part.preferred = self._endpoint
+        self._failures, self._failure, self._partition.unanswered = 0, None, 0
+        self._partition.preferred = self._endpoint
         return tree
 
     def _masks(self, datastores: int) -> bytes:
@@ -308,19 +306,18 @@ class ServiceMember:
 
     def _fail(self, error: RestStoreError) -> None:
         """Drop the stream, and rest."""
-        self._failures = (
-            0 if self._has_answered else self._failures + 1
-        )  # none before, if it has answered
+        # None before, if it has answered.
+        self._failures = 0 if self._has_answered else self._failures + 1
         self._failure = error
         if isinstance(error, UnknownDatastoreError):
-            self._part.is_known = False
+            self._partition.is_known = False
         self._drop()
-        untried = len(self._part.endpoints) - self._failures
+        untried = len(self._partition.endpoints) - self._failures
         pause = 0.0
         if untried <= 0:
             pause = min(_FIRST_PAUSE * 2.0 ** min(-untried, _MAX_DOUBLINGS), _MAX_PAUSE)
         self._rests_until = time.monotonic() + pause
-        self._endpoint = self._part.after(self._endpoint)
+        self._endpoint = self._partition.after(self._endpoint)
 
     def _raise_failed(self, error: RestStoreError) -> NoReturn:
         target = self._endpoint.target

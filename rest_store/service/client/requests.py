@@ -168,9 +168,8 @@ class Requests:
             UnknownDatastoreError: none is named, and there is not exactly one.
         """
         name = self.live_name(datastore)
-        known = new_ids(
-            documents, ids
-        )  # made here, so that none comes twice when the request is sent again
+        # Made here, so that none comes twice when the request is sent again.
+        known = new_ids(documents, ids)
         message = pb.AddRequest(
             datastore=name,
             tokenizer_fingerprint=self.selection.tokenizer_fingerprint,

@@ -101,8 +101,7 @@ def _read(call: Any, requests: _Requests, answers: _Answers, target: str) -> Non
 
 
 def _end(call: Any, requests: _Requests, process: int) -> None:
-    if (
-        os.getpid() == process
-    ):  # else forked: to cancel the call would wait for gRPC's threads, which are not here
+    # Else forked: to cancel the call would wait for gRPC's threads, which are not here.
+    if os.getpid() == process:
         requests.put(None)
         call.cancel()

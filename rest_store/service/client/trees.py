@@ -1,4 +1,4 @@
-"""Draft trees in answers: read, verified, and summed over parts.
+"""Draft trees in answers: read, verified, and summed over partitions.
 
 A faulty service causes a ProtocolError.
 """
@@ -116,11 +116,12 @@ def _invalid(target: str, what: str, found: str, expected: str) -> ProtocolError
 
 
 def sum_of_trees(trees: Sequence[TokenTree], max_nodes: int) -> TokenTree:
-    """Return the tree of one context over several parts of a datastore, from the tree of each part.
+    """Return the tree of one context over several partitions of a
+    datastore, from the tree of each partition.
 
-    The parts with the longest match count. Their nodes are joined by path, and their counts summed.
-    A path that a part has beyond its `max_nodes` heaviest is not in its tree, so that its count
-    there is missing from the sum.
+    The partitions with the longest match count. Their nodes are joined by path, and their counts
+    summed. A path that a partition has beyond its `max_nodes` heaviest is not in its tree, so that
+    its count there is missing from the sum.
     """
     length = max(tree.match.length for tree in trees)
     longest = [tree for tree in trees if tree.match.length == length]

@@ -21,9 +21,8 @@ from rest_store.service.tokens import ALL_ALLOWED, BearerTokens, Grant
 
 GRANT: ContextVar[Grant] = ContextVar("GRANT", default=ALL_ALLOWED)  # of the present call
 
-_MAX_MESSAGE_LENGTH = (
-    1000  # characters of an error that travel; trailing metadata is limited to 8 KiB
-)
+# Characters of an error that travel; trailing metadata is limited to 8 KiB.
+_MAX_MESSAGE_LENGTH = 1000
 _MAX_HEALTH_CHECKS = 1024  # calls without a token; silent ones take about 20 KiB each
 _HEALTH = "/grpc.health.v1.Health/"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
-from rest_store.datastore.part import Part
+from rest_store.datastore.partition import Partition
 from rest_store.errors import (
     DatastoreClosedError,
     DatastoreFormatError,
@@ -39,7 +39,7 @@ class HostedDatastore:
 
     Attributes:
         name: under which clients select it.
-        store: the datastore, or a part of it.
+        store: the datastore, or a partition of it.
     """
 
     name: str
@@ -77,10 +77,10 @@ class HostedDatastore:
             built=0 if info.built is None else int(info.built.timestamp()),
             live=self.store.is_live,
         )
-        if isinstance(self.store, Datastore) and (part := self.store.part) is not None:
+        if isinstance(self.store, Datastore) and (partition := self.store.partition) is not None:
             build = self.store.manifest.digest
-            description.part.CopyFrom(
-                pb.PartDescription(number=part.number, parts=part.parts, build=build)
+            description.partition.CopyFrom(
+                pb.PartitionDescription(number=partition.number, total=partition.total, build=build)
             )
         return description
 
@@ -123,12 +123,13 @@ class Catalog:
             them.
         tokenizer: of live datastores that are created; None: that of the built datastores, if they
             share one.
-        part: which part of each built datastore is served, without live ones; None: all of it.
+        partition: which partition of each built datastore is served, without live ones; None: all
+            of it.
 
     Raises:
-        ServeError: no datastore, an invalid name, two with the same name, or a part of a live
+        ServeError: no datastore, an invalid name, two with the same name, or a partition of a live
             datastore.
-        DatastoreFormatError: a datastore has fewer shards than there are parts.
+        DatastoreFormatError: a datastore has fewer shards than there are partitions.
         DatastoreError: a datastore cannot be opened.
 
     Thread-safe.
@@ -139,14 +140,17 @@ class Catalog:
         built: Sequence[tuple[str, Path]],
         live: Sequence[tuple[str, Path]] = (),
         tokenizer: object = None,
-        part: Part | None = None,
+        partition: Partition | None = None,
     ) -> None:
         _require_names([name for name, _ in (*built, *live)])
-        if part is not None and live:
+        if partition is not None and live:
             found = f"live datastore {live[0][0]!r}"
-            raise ServeError(describe("service", found, "one to serve in parts", "a built one"))
+            raise ServeError(
+                describe("service", found, "one to serve in partitions", "a built one")
+            )
         self._served = {
-            name: HostedDatastore(name, Datastore.open(path, part=part)) for name, path in built
+            name: HostedDatastore(name, Datastore.open(path, partition=partition))
+            for name, path in built
         }
         if tokenizer is None and len({datastore.fingerprint for datastore in self.served}) == 1:
             store = self.served[0].store
@@ -240,7 +244,7 @@ class Catalog:
             if isinstance(old := served.store, Datastore):
                 outcomes[name] = ""
                 try:
-                    new = Datastore.open(old.path, part=old.part)
+                    new = Datastore.open(old.path, partition=old.partition)
                     old.tokenizer.require_same(new.tokenizer, old.path)
                     self._served[name] = HostedDatastore(name, new)
                 except (RestStoreError, OSError, ValueError, MemoryError) as error:
@@ -252,9 +256,8 @@ def _live_datastore(path: Path, tokenizer: object) -> LiveDatastore:
     """Open a live datastore for writing, or create it with `tokenizer`."""
     from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a built one
 
-    path = (
-        path.absolute()
-    )  # which errors do not show; a short relative path may be part of other words
+    # Which errors do not show; a short relative path may be part of other words.
+    path = path.absolute()
     return LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
 
 

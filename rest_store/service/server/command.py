@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rest_store
-from rest_store.errors import DatastoreFormatError
-from rest_store.options import FILE, FloatRange
+from rest_store.command_options import FILE, FloatRange
+from rest_store.errors import ArgumentError
 from rest_store.service.address import Address
 from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.workers import fork_workers
 from rest_store.service.tokens import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
-    from rest_store.datastore.part import Part
+    from rest_store.datastore.partition import Partition
     from rest_store.service.server.server import ServeOptions
 
 _log = logging.getLogger(__name__)
@@ -51,13 +51,13 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _part(text: str) -> Part:
-    """Return which part of how many, or fail with a usage error."""
-    from rest_store.datastore.part import Part
+def _partition(text: str) -> Partition:
+    """Return which partition of how many, or fail with a usage error."""
+    from rest_store.datastore.partition import Partition
 
     try:
-        return Part.parse(text)
-    except DatastoreFormatError as error:
+        return Partition.parse(text)
+    except ArgumentError as error:
         raise click.BadParameter(str(error)) from None
 
 
@@ -69,11 +69,11 @@ def _part(text: str) -> Part:
 )
 @click.argument("datastores", nargs=-1, metavar="[NAME=]DIR...")
 @click.option(
-    "--part",
+    "--partition",
     metavar="I/N",
-    type=_part,
+    type=_partition,
     show_default="all of it",
-    help="Serve the I-th of N parts of each datastore; clients ask all N together.",
+    help="Serve the I-th of N partitions of each datastore; clients ask all N together.",
 )
 @click.option(
     "--live",
@@ -163,9 +163,8 @@ def serve(
     Clients select a datastore by the name of its directory, or by NAME. After SIGTERM the service
     ends once running calls are done. SIGHUP makes it open datastores again.
     """
-    signal.signal(
-        signal.SIGHUP, signal.SIG_IGN
-    )  # until the service handles it; nothing has been read yet
+    # Until the service handles it; nothing has been read yet.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if not datastores and not live:
         raise click.UsageError("Missing argument '[NAME=]DIR...', or --live")
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
@@ -174,9 +173,8 @@ def serve(
         )
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("rest_store").setLevel(logging.INFO)
-    logging.getLogger("grpc").setLevel(
-        logging.CRITICAL
-    )  # malformed health checks of strangers; our defects we log
+    # Malformed health checks of strangers; our defects we log.
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)
     _log.info("opening %s", ", ".join([*datastores, *(f"{text} (live)" for text in live)]))
     _allow_files()
     _spare_a_thread()
@@ -242,9 +240,8 @@ def _spare_a_thread() -> None:
     gRPC reads the variable as it is imported, so this comes before.
     """
     with suppress(PackageNotFoundError):
-        if (
-            (1, 80) <= tuple(map(int, version("grpcio").split(".")[:2])) < (1, 83)
-        ):  # others may not know the name
+        # Others may not know the name.
+        if (1, 80) <= tuple(map(int, version("grpcio").split(".")[:2])) < (1, 83):
             os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_poller_for_python")
 
 

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
 
 _QUIET_SECONDS = 5.0  # after which a message has no changes
-_PAUSE_SECONDS = (
-    0.01  # between messages to those who have everything: the changes of a burst go together
-)
+# Between messages to those who have everything: the changes of a burst go together.
+_PAUSE_SECONDS = 0.01
 
 
 class _Progress(NamedTuple):

@@ -57,19 +57,15 @@ class ServiceLimits:
             # gRPC refuses larger messages unread; those between the two limits get our own error.
             ("grpc.max_receive_message_length", largest + (4 << 20)),
             ("grpc.max_send_message_length", -1),
-            (
-                "grpc.max_concurrent_streams",
-                self.max_in_flight + self.max_streams,
-            ),  # of one connection
+            # Of one connection.
+            ("grpc.max_concurrent_streams", self.max_in_flight + self.max_streams),
             # gRPC itself drops requests that come faster than the event loop can even refuse them:
             # from half the limit on some, more the longer the queue is. Their clients see
             # CANCELLED.
             ("grpc.server.max_pending_requests", waiting // 2),
             ("grpc.server.max_pending_requests_hard_limit", waiting),
-            (
-                "grpc.server_max_unrequested_time_in_server",
-                3600,
-            ),  # deadlines end what waits too long
+            # Deadlines end what waits too long.
+            ("grpc.server_max_unrequested_time_in_server", 3600),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
             ("grpc.max_allowed_incoming_connections", self.max_connections),

@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from rest_store.datastore.part import Part
+from rest_store.datastore.partition import Partition
 from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
 from rest_store.service.channel import read_certificates
@@ -57,7 +57,7 @@ class ServeOptions:
     drain_seconds: float = 10.0
     live: Sequence[tuple[str, Path]] = ()
     live_tokenizer: object = None  # as `LiveDatastore.open` takes it
-    part: Part | None = None  # of each datastore
+    partition: Partition | None = None  # of each datastore
     parent: int | None = None  # process whose workers share the addresses; None: this one is alone
 
 
@@ -83,7 +83,7 @@ class Server:
         self._credentials = _credentials(options)
         _require_secure(options, bool(tokens))
         self._catalog = Catalog(
-            options.datastores, options.live, options.live_tokenizer, options.part
+            options.datastores, options.live, options.live_tokenizer, options.partition
         )
         self.metrics = Metrics(METHODS, version)
         self._http: HttpServer | None = None
@@ -91,9 +91,8 @@ class Server:
         self._executor = executor = Executor()
         self._streams = SessionStreams(self._catalog, limits, self.metrics, executor)
         self._admission = Admission(tokens, limits, self.metrics)
-        ports = [
-            ("grpc.so_reuseport", int(options.parent is not None))
-        ]  # else a second service there is a mistake
+        # Else a second service there is a mistake.
+        ports = [("grpc.so_reuseport", int(options.parent is not None))]
         self._server = grpc.aio.server(
             interceptors=[self._admission], options=[*limits.channel_options(), *ports]
         )

@@ -16,9 +16,8 @@ from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
 
 _MAX_BYTES = 64 << 20  # of all requests that are not done yet
-_PART_BYTES = (
-    1 << 10
-)  # that a request, and each of its documents or ids, counts for beside its message
+# That a request, and each of its documents or ids, counts for beside its message.
+_PART_BYTES = 1 << 10
 _THREADS = 4  # callers that share a commit
 
 T = TypeVar("T")
@@ -102,7 +101,6 @@ class Writes:
             return await asyncio.shield(done), live.live.newest_change
         except (StorageError, WriterError) as error:
             _log.warning("datastore %s: %s", served.name, error)
-            text = str(error).replace(
-                str(live.path), f"datastore {served.name!r}"
-            )  # clients are not told the path
+            # Clients are not told the path.
+            text = str(error).replace(str(live.path), f"datastore {served.name!r}")
             raise StorageError(text) from None

@@ -21,9 +21,8 @@ IN_SGLANG = [
     ),
     pytest.mark.filterwarnings("default"),
 ]
-ON_CPU = Path(__file__).with_name(
-    "on_cpu"
-)  # what SGLang takes there: kernels in torch, and attention over trees
+# What SGLang takes there: kernels in torch, and attention over trees.
+ON_CPU = Path(__file__).with_name("on_cpu")
 ROOT = Path(__file__).parents[3]
 SERVER: dict[str, Any] = {
     "device": "cpu",

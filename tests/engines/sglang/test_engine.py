@@ -182,11 +182,8 @@ def test_links_that_sglang_derives_are_those_of_the_trees() -> None:
         ({"datastore": ["x"]}, {}, "REST_STORE_SGLANG: a key is 'datastore'"),
         ({"datastores": []}, {"pp_size": 2}, "REST_STORE: --pp-size is 2, expected 1"),
         ({"datastores": []}, {"page_size": 16}, "REST_STORE: --page-size is 16, expected 1, or "),
-        (
-            {"datastores": []},
-            {"page_size": 16, "speculative_ngram_max_bfs_breadth": 1},
-            "",
-        ),  # chains
+        # Chains.
+        ({"datastores": []}, {"page_size": 16, "speculative_ngram_max_bfs_breadth": 1}, ""),
         (
             {"datastores": []},
             {"speculative_ngram_external_corpus_path": "texts.jsonl"},

@@ -24,9 +24,8 @@ def vllm_settings() -> Iterator[None]:
     from tests.engines.vllm.on_cpu import sitecustomize  # before vLLM
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "PYTHONPATH", str(Path(sitecustomize.__file__).parent)
-        )  # of processes that vLLM starts
+        # Of processes that vLLM starts.
+        patch.setenv("PYTHONPATH", str(Path(sitecustomize.__file__).parent))
         patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
         patch.setenv("VLLM_CPU_CI_ENV", "1")  # nothing is compiled at the start
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -23,10 +23,8 @@ DRAFT_TOKENS = 5
 LENGTH = 160  # of the longest text, with its prompt
 ROWS = 6
 CHUNK = 48  # tokens of a step, so that longer prompts are read in several
-PLENTIFUL, SCARCE = (
-    64,
-    10,
-)  # blocks of the cache; in the second one ROWS of the longest texts have no room
+# Blocks of the cache; in the second one ROWS of the longest texts have no room.
+PLENTIFUL, SCARCE = 64, 10
 
 _SETTINGS: dict[str, Any] = {
     "dtype": "float32",  # other types differ between batch sizes by themselves

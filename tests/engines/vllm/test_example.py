@@ -17,7 +17,8 @@ pytestmark = IN_VLLM
 # The script with a small engine that compiles nothing.
 _SMALL = """
 import functools, runpy, sys, vllm
-vllm.LLM = functools.partial(vllm.LLM, enforce_eager=True, num_gpu_blocks_override=64, block_size=32)
+small = dict(enforce_eager=True, num_gpu_blocks_override=64, block_size=32)
+vllm.LLM = functools.partial(vllm.LLM, **small)
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -17,10 +17,8 @@ from tests.engines.vllm.engine import IN_VLLM, Request, counted, engine
 pytestmark = IN_VLLM
 
 SAMPLES = 160  # the interpreter is slow
-SAMPLED = {
-    "temperature": 0.4,
-    "ignore_eos": True,
-}  # at which the likeliest token has about half of the mass
+# At which the likeliest token has about half of the mass.
+SAMPLED = {"temperature": 0.4, "ignore_eos": True}
 
 
 def sampled(llm: Any, prompt: list[int], seeds: range, most: int) -> list[list[int]]:

@@ -36,9 +36,8 @@ def test_answers_are_remembered(
         assert answers(llm, requests, {5: 30})[0] == texts[0]
         with LiveDatastore.open(tmp_path / "live", read_only=True) as live:
             for text in texts:
-                beginning = text[
-                    :10
-                ]  # of the last tokens before the longest length, vLLM asks for no drafts
+                # Of the last tokens before the longest length, vLLM asks for no drafts.
+                beginning = text[:10]
                 until(lambda beginning=beginning: len(beginning) < 10 or live.count(beginning))
         before = counted(llm, "spec_decode_num_accepted_tokens")
         assert answers(llm, requests) == texts

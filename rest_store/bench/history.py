@@ -30,9 +30,8 @@ Order = Callable[[Sequence[Recording], "LiveDatastore"], Known]
 @contextmanager
 def new_live_datastore(tokenizer: TokenizerIdentity) -> Iterator[LiveDatastore]:
     """Open an empty live datastore in a folder that goes with it."""
-    from rest_store.live.live_datastore import (
-        LiveDatastore,  # loads what sorts, which other commands do without
-    )
+    # Loads what sorts, which other commands do without.
+    from rest_store.live.live_datastore import LiveDatastore
 
     with (
         tempfile.TemporaryDirectory(prefix="rest-store-") as folder,

@@ -22,7 +22,7 @@ from rest_store.generation.typical import ACCEPTANCES
 
 
 @dataclass(frozen=True)
-class Options:
+class DraftingOptions:
     """How to draft, and where to remember.
 
     The fields are arguments of `rest_store.generate`, which describes them.
@@ -31,7 +31,7 @@ class Options:
         tokenizer: of the model; None: unknown, or not needed, since no source has one.
 
     Raises:
-        SourceError, NativeKernelError: `drafter` cannot draft.
+        SourceError, NativeKernelError: `sources` cannot draft.
         TokenizerMismatchError: a datastore in this process, or one that is to remember, has another
             tokenizer.
         ContextTypeError, QueryError: a reference is not token ids.
@@ -41,7 +41,7 @@ class Options:
         DataFileError: `calibration` is not a `Calibration`.
     """
 
-    drafter: Sequence[object] | None = None
+    sources: Sequence[object] | None = None
     references: Sequence[IntSequence] = ()
     max_nodes: int | None = None
     adaptive: bool = True
@@ -53,21 +53,18 @@ class Options:
     tokenizer: TokenizerIdentity | None = None
 
     def __post_init__(self) -> None:
-        if self.drafter is not None:
-            require_sources("generate", self.drafter)
-        object.__setattr__(
-            self, "references", parse_references(self.references)
-        )  # an iterator can be read once
+        if self.sources is not None:
+            require_sources("generate", self.sources)
+        # An iterator can be read once.
+        object.__setattr__(self, "references", parse_references(self.references))
         if self.max_nodes is not None:
             check_int("max_nodes", self.max_nodes, MAX_NODES, minimum=0, where="generate")
         require_target(self.remember)
         label("generate", "a group", self.group)
         check_int("epoch", self.epoch, 2**62, minimum=0, where="generate")
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
-            found, expected = (
-                f"a {type(self.calibration).__name__}",
-                "a Calibration, such as Calibration.load(path)",
-            )
+            found = f"a {type(self.calibration).__name__}"
+            expected = "a Calibration, such as Calibration.load(path)"
             raise DataFileError(describe("generate", "calibration", found, expected))
         if self.acceptance not in ACCEPTANCES:
             expected = " or ".join(map(repr, ACCEPTANCES))
@@ -75,11 +72,9 @@ class Options:
         self._require_one_tokenizer()
 
     def _require_one_tokenizer(self) -> None:
-        """Check that token ids mean the same to the model, as far
-        as that is known, and to all datastores here.
-        """
+        """Check that all datastores of this process, and the model if known, share a tokenizer."""
         stores = [
-            store for store in (*(self.drafter or ()), self.remember) if isinstance(store, Store)
+            store for store in (*(self.sources or ()), self.remember) if isinstance(store, Store)
         ]
         for store in stores:
             store.tokenizer.require_same(
@@ -102,10 +97,10 @@ class Options:
         Args:
             failed: called with why nothing was read of the group.
         """
-        if not self.drafter:
+        if not self.sources:
             return None
         references = self.all_references(failed)
-        sources = list(self.drafter)  # the caller may change it
+        sources = list(self.sources)  # the caller may change it
         calibration = Calibration.default() if self.calibration is None else self.calibration
         return lambda prompt: DraftSession(
             sources,
@@ -116,10 +111,8 @@ class Options:
         )
 
     def all_references(self, failed: Callable[[Exception], object]) -> list[IntSequence]:
-        """Return the references, and before them what was remembered
-        of the group, if prompt lookup searches it.
-        """
-        has_lookup = any(isinstance(source, PromptLookup) for source in self.drafter or ())
+        """Return the earlier outputs of the group, for prompt lookup, and the references."""
+        has_lookup = any(isinstance(source, PromptLookup) for source in self.sources or ())
         return [
             *(earlier(self.remember, self.group, failed) if has_lookup else ()),
             *self.references,

@@ -15,11 +15,12 @@ import click
 
 from rest_store.datastore.kernel import MAX_NODES
 
+# Context settings of a command.
 SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
     "show_default": True,
     "max_content_width": 100,
-}  # context settings of a command
+}
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 SEED = click.IntRange(0, 2**63 - 1)  # of random generators
@@ -127,12 +128,12 @@ def to_be_written(
     return path
 
 
-def max_nodes_option(default: Any = None, *, least: int = 1, **settings: Any) -> Decorator[Any]:
+def max_nodes_option(default: Any = None, *, minimum: int = 1, **settings: Any) -> Decorator[Any]:
     """Return `--max-nodes`.
 
     Args:
         default: number of nodes; several with `multiple`.
-        least: smallest number.
+        minimum: smallest number.
         settings: of `click.option`.
     """
     help_text = "Most draft tokens (nodes of the draft tree) that one forward pass verifies."
@@ -142,18 +143,18 @@ def max_nodes_option(default: Any = None, *, least: int = 1, **settings: Any) ->
     return click.option(
         "--max-nodes",
         metavar="N",
-        type=click.IntRange(least, MAX_NODES),
+        type=click.IntRange(minimum, MAX_NODES),
         help=help_text,
         **settings,
     )
 
 
-def max_new_tokens_option(default: int = 256, *, least: int = 1) -> Decorator[Any]:
+def max_new_tokens_option(default: int = 256, *, minimum: int = 1) -> Decorator[Any]:
     """Return `--max-new-tokens`."""
     return click.option(
         "--max-new-tokens",
         metavar="N",
-        type=click.IntRange(least),
+        type=click.IntRange(minimum),
         default=default,
         help="Most new tokens of each text.",
     )

@@ -12,8 +12,8 @@ from typing import Any, TextIO
 
 import click
 
+from rest_store.command_options import FILE, PATH, Decorator, FloatRange, json_option, to_be_written
 from rest_store.drafting.calibration import Calibration
-from rest_store.options import FILE, PATH, Decorator, FloatRange, json_option, to_be_written
 
 
 def recordings_option(*, required: bool = True) -> Decorator[Any]:

@@ -1,4 +1,4 @@
-"""Parts on a Ray cluster of several nodes on this machine; `make test-ray` runs this."""
+"""Partitions on a Ray cluster of several nodes on this machine; `make test-ray` runs this."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def test_parts_are_served_and_started_again(tmp_path: Path) -> None:
+def test_partitions_are_served_and_started_again(tmp_path: Path) -> None:
     from ray.cluster_utils import Cluster
 
     node = {"include_dashboard": False, "object_store_memory": 80 << 20, "num_cpus": 1}
@@ -34,7 +34,7 @@ def test_parts_are_served_and_started_again(tmp_path: Path) -> None:
         datastore,
         "--address",
         cluster.address,
-        "--parts",
+        "--partitions",
         2,
         "--replicas",
         2,
@@ -43,7 +43,7 @@ def test_parts_are_served_and_started_again(tmp_path: Path) -> None:
         "--port",
         0,
     ]
-    command = [sys.executable, ROOT / "examples/ray_parts.py", *words]
+    command = [sys.executable, ROOT / "examples/ray_partitions.py", *words]
     try:
         with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -52,7 +52,7 @@ def test_parts_are_served_and_started_again(tmp_path: Path) -> None:
                 assert client.count([5, 6]) == 3
                 assert client.count([6, 7]) == 2
                 found = subprocess.run(
-                    ["pgrep", "-f", f"serve {datastore} --part 1/2"],
+                    ["pgrep", "-f", f"serve {datastore} --partition 1/2"],
                     capture_output=True,
                     text=True,
                     check=True,

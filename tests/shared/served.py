@@ -1,4 +1,4 @@
-"""Services in this process: of parts many in one event loop, so
+"""Services in this process: of partitions many in one event loop, so
 that tests start and stop them in milliseconds.
 """
 
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rest_store.datastore.part import Part
+from rest_store.datastore.partition import Partition
 from rest_store.service.address import Address
 from rest_store.service.server.server import ServeOptions, Server
 from tests.shared.services import PATIENCE
@@ -44,14 +44,15 @@ class Serving:
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
 
-    def start(self, name: str, directory: Path, part: str | None) -> str:
-        """Serve a part of the datastore in `directory` as `served`, and return the address."""
+    def start(self, name: str, directory: Path, partition: str | None) -> str:
+        """Serve a partition of the datastore in `directory` as `served`, and return the address."""
         address = Address.parse(f"unix:{self._folder}/{name}")
 
         async def start() -> Server:
-            own = None if part is None else Part.parse(part)
+            own = None if partition is None else Partition.parse(partition)
             server = Server(
-                ServeOptions([("served", directory)], [address], drain_seconds=0.1, part=own), "1"
+                ServeOptions([("served", directory)], [address], drain_seconds=0.1, partition=own),
+                "1",
             )
             await server.start()
             return server
@@ -59,11 +60,11 @@ class Serving:
         self._servers[name] = self._run(start())
         return address.text
 
-    def start_all(self, directory: Path, parts: int, prefix: str = "") -> list[list[str]]:
-        """Serve all parts, one replica each; return their groups of endpoints."""
+    def start_all(self, directory: Path, partitions: int, prefix: str = "") -> list[list[str]]:
+        """Serve all partitions, one replica each; return their groups of endpoints."""
         return [
-            [self.start(f"{prefix}{number}of{parts}", directory, f"{number}/{parts}")]
-            for number in range(1, parts + 1)
+            [self.start(f"{prefix}{number}of{partitions}", directory, f"{number}/{partitions}")]
+            for number in range(1, partitions + 1)
         ]
 
     def stop(self, name: str) -> None:

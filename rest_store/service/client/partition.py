@@ -1,4 +1,4 @@
-"""One part of a datastore as a client reaches it, or all of it: endpoints that serve the same."""
+"""One partition of a datastore as a client reaches it, or all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rest_store.errors import (
 from rest_store.service.channel import Dialer
 from rest_store.service.client.descriptions import (
     ServiceInfo,
-    info_of_parts,
+    info_of_partitions,
     require_one_build,
     service_info,
 )
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 _FIRST_PAUSE = 0.005  # seconds before all endpoints are tried again, doubled each time
 _MAX_PAUSE = 1.0
-_MAX_THREADS = 64  # that ask parts at once
+_MAX_THREADS = 64  # that ask partitions at once
 
 
-class PartClient:
+class PartitionClient:
     """Endpoints that serve the same, tried in turn; the one that
     answered last comes first. Thread-safe.
 
@@ -144,67 +144,69 @@ class PartClient:
             endpoint.close()
 
 
-class Parts:
-    """All parts of a datastore, each a `PartClient`; a datastore that is whole has one.
+class Partitions:
+    """All partitions of a datastore, each a `PartitionClient`; a datastore that is whole has one.
 
     Thread-safe.
     """
 
-    def __init__(self, parts: Sequence[PartClient]) -> None:
-        self.members = tuple(parts)
+    def __init__(self, partitions: Sequence[PartitionClient]) -> None:
+        self.members = tuple(partitions)
         self._threads = (
-            ThreadPoolExecutor(_MAX_THREADS, "rest-store part") if len(parts) > 1 else None
+            ThreadPoolExecutor(_MAX_THREADS, "rest-store partition")
+            if len(partitions) > 1
+            else None
         )
 
     def describe(self, ends: float) -> ServiceInfo:
-        """Ask all parts what they are.
+        """Ask all partitions what they are.
 
-        Raise as `PartClient.describe`, and as `require_one_build`.
+        Raise as `PartitionClient.describe`, and as `require_one_build`.
         """
-        infos = self._together(lambda part: part.describe(ends))
+        infos = self._together(lambda partition: partition.describe(ends))
         if len(infos) > 1:
             require_one_build(infos, len(infos))
-        for part, info in zip(self.members, infos, strict=True):
-            part.learn(info)
-        return infos[0] if len(infos) == 1 else info_of_parts(infos)
+        for partition, info in zip(self.members, infos, strict=True):
+            partition.learn(info)
+        return infos[0] if len(infos) == 1 else info_of_partitions(infos)
 
-    def describe_part(self, part: PartClient, ends: float) -> None:
-        """Ask one part what it is, and learn it; raise as `describe`."""
-        info = part.describe(ends)
+    def describe_partition(self, partition: PartitionClient, ends: float) -> None:
+        """Ask one partition what it is, and learn it; raise as `describe`."""
+        info = partition.describe(ends)
         if len(self.members) > 1:
             known = [
                 other.requests.info
                 for other in self.members
-                if other.requests is not None and other is not part
+                if other.requests is not None and other is not partition
             ]
             require_one_build([*known, info], len(self.members))
-        part.learn(info)
+        partition.learn(info)
 
     def ask(self, make: Callable[[Requests], Request[T]], ends: float) -> list[T]:
-        """Ask all parts at once what `make` makes, first what they are unless that is known.
+        """Ask all partitions at once what `make` makes, first what they are unless that is known.
 
         Return their answers.
         """
-        if not all(part.is_known for part in self.members):
+        if not all(partition.is_known for partition in self.members):
             self.describe(ends)
 
-        def ask(part: PartClient) -> T:
-            assert part.requests is not None
-            return part.ask(make(part.requests), ends)
+        def ask(partition: PartitionClient) -> T:
+            assert partition.requests is not None
+            return partition.ask(make(partition.requests), ends)
 
         return self._together(ask)
 
-    def _together(self, call: Callable[[PartClient], T]) -> list[T]:
+    def _together(self, call: Callable[[PartitionClient], T]) -> list[T]:
         if self._threads is None:
             return [call(self.members[0])]
-        for part in self.members:
-            for endpoint in part.endpoints:
+        for partition in self.members:
+            for endpoint in partition.endpoints:
                 endpoint.require_usable()  # in a forked process the threads are gone, too
         return list(self._threads.map(call, self.members))
 
     def close(self) -> None:
         """Close all channels."""
-        for part in self.members:
-            part.close()
+        for partition in self.members:
+            partition.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False)

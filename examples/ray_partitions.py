@@ -1,14 +1,14 @@
-"""Serve a datastore in parts on a Ray cluster: an actor for each
-replica of each part runs `rest-store serve`.
+"""Serve a datastore in partitions on a Ray cluster: an actor for each
+replica of each partition runs `rest-store serve`.
 
-python examples/ray_parts.py /shared/code.ds --parts 4 --replicas 2 -- --token-file /shared/tokens
---insecure
+python examples/ray_partitions.py /shared/code.ds --partitions 4 --replicas 2 -- --token-file
+/shared/tokens --insecure
 
 It prints what clients take as a target, such as `a:50051,b:50052;c:50053,d:50054`: the endpoints of
-each part. Requests go from clients to servers; Ray only keeps these running. The datastore and the
-files of options are read on the machine of each server, at the same path. A server that is started
-again on its machine keeps its address. If Ray moves one to another machine, the new target is
-printed, and clients have to be started again with it.
+each partition. Requests go from clients to servers; Ray only keeps these running. The datastore and
+the files of options are read on the machine of each server, at the same path. A server that is
+started again on its machine keeps its address. If Ray moves one to another machine, the new target
+is printed, and clients have to be started again with it.
 """
 
 import subprocess
@@ -22,7 +22,7 @@ import ray
 
 
 @ray.remote(num_cpus=0.001, max_restarts=-1, scheduling_strategy="SPREAD")
-class PartServer:
+class PartitionServer:
     """Runs one server, and starts it again when it ends.
 
     Ray starts the actor again when its machine is lost.
@@ -66,10 +66,12 @@ class PartServer:
 
 def target(servers: list[list[Any]]) -> str:
     """Return the target of clients, once all servers answer."""
-    addresses = [[ray.get(server.address.remote()) for server in part] for part in servers]
-    if any(address is None for part in addresses for address in part):
+    addresses = [
+        [ray.get(server.address.remote()) for server in partition] for partition in servers
+    ]
+    if any(address is None for partition in addresses for address in partition):
         sys.exit("A server could not start; its log says why.")
-    return ";".join(",".join(part) for part in addresses)
+    return ";".join(",".join(partition) for partition in addresses)
 
 
 @click.command()
@@ -78,8 +80,8 @@ def target(servers: list[list[Any]]) -> str:
 @click.option(
     "--address", help="Of the Ray cluster; by default that of this machine, or of RAY_ADDRESS."
 )
-@click.option("--parts", default=2, show_default=True, help="Parts of the datastore.")
-@click.option("--replicas", default=1, show_default=True, help="Servers of each part.")
+@click.option("--partitions", default=2, show_default=True, help="Partitions of the datastore.")
+@click.option("--replicas", default=1, show_default=True, help="Servers of each partition.")
 @click.option(
     "--host", help="Where all servers listen; by default each at the address of its machine."
 )
@@ -93,20 +95,20 @@ def main(
     datastore: str,
     options: tuple[str, ...],
     address: str,
-    parts: int,
+    partitions: int,
     replicas: int,
     host: str,
     port: int,
 ) -> None:
-    """Serve DATASTORE in parts, each with the OPTIONS of `rest-store
+    """Serve DATASTORE in partitions, each with the OPTIONS of `rest-store
     serve` that come after `--`, until interrupted.
     """
     ray.init(address or "auto", log_to_driver=True)
     servers = []
-    for part in range(parts):
-        words = [datastore, "--part", f"{part + 1}/{parts}", *options]
-        ports = [port and port + part * replicas + replica for replica in range(replicas)]
-        servers.append([PartServer.remote(words, host, number) for number in ports])
+    for partition in range(partitions):
+        words = [datastore, "--partition", f"{partition + 1}/{partitions}", *options]
+        ports = [port and port + partition * replicas + replica for replica in range(replicas)]
+        servers.append([PartitionServer.remote(words, host, number) for number in ports])
     try:
         printed = None
         while True:
@@ -115,7 +117,7 @@ def main(
                 click.echo(printed)
             time.sleep(1)
     finally:
-        ray.get([server.stop.remote() for part in servers for server in part])
+        ray.get([server.stop.remote() for partition in servers for server in partition])
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rest_store.bench.cost_model import Batch
-from rest_store.bench.recordings import Recording
-from rest_store.bench.remembering import (
+from rest_store.bench.history import (
     Order,
     among_others,
     in_turn,
     logits_of,
     new_live_datastore,
 )
+from rest_store.bench.recordings import Recording
 from rest_store.bench.replay import Outcome, Tokens, replay
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity

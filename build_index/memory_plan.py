@@ -24,12 +24,10 @@ from rest_store.errors import BuildError, MemoryBudgetError, describe
 
 MIN_SHARD_POSITIONS = 1 << 20  # positions, unless the user sets the size
 WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
-MIN_WORK_BYTES = (
-    160 * MIB
-)  # if not even the smallest shard fits beside these: for all but large compressed files
-_PROCESS_STEP = (
-    64 * MIB
-)  # the process is rounded up to such steps, so that a few pages do not change the shards
+# If not even the smallest shard fits beside these: for all but large compressed files.
+MIN_WORK_BYTES = 160 * MIB
+# The process is rounded up to such steps, so that a few pages do not change the shards.
+_PROCESS_STEP = 64 * MIB
 _BUDGET_STEP = 256 * MIB
 _DIGESTS_SHARE = 32
 _M_ARENA_MAX = -8  # malloc.h

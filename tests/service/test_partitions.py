@@ -1,5 +1,5 @@
-"""A datastore that is served in parts answers as one, and sessions
-go on without a part that is away.
+"""A datastore that is served in partitions answers as one, and sessions
+go on without a partition that is away.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from click.testing import CliRunner
 
 from rest_store.cli import main
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.part import Part
+from rest_store.datastore.partition import Partition
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.errors import DatastoreFormatError, QueryError, ServiceUnavailableError
+from rest_store.errors import ArgumentError, QueryError, ServiceUnavailableError
 from rest_store.service.client.client import DatastoreClient
 from tests.shared.clients import KINDS, connected
 from tests.shared.live import until
-from tests.shared.parts import Serving, serving
+from tests.shared.served import Serving, serving
 from tests.shared.services import PATIENCE
 from tests.shared.strategies import Corpus, refused, write_datastore, zipf_corpus
 
 CORPUS = zipf_corpus(5, 8_000, 40, 300, 6)
-MOST = 1024  # nodes, with which no path of these texts is missing from the tree of a part
+MOST = 1024  # nodes, with which no path of these texts is missing from the tree of a partition
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def groups(served: Serving, directory: Path) -> list[list[str]]:
-    """Three parts, which no test stops."""
+    """Three partitions, which no test stops."""
     return served.start_all(directory, 3)
 
 
@@ -73,7 +73,9 @@ def test_answers_are_those_of_the_whole(
     with connected(kind, groups) as client:
         info = client.info()
         assert sum(one.token_count for one in info.datastores) == whole.info().token_count
-        assert [one.part and (one.part.number, one.part.parts) for one in info.datastores] == [
+        assert [
+            one.partition and (one.partition.number, one.partition.total) for one in info.datastores
+        ] == [
             (1, 3),
             (2, 3),
             (3, 3),
@@ -114,16 +116,16 @@ def test_sessions_accept_nearly_what_they_do_with_the_whole(
     groups: list[list[str]], whole: Datastore
 ) -> None:
     others = zipf_corpus(9, 8_000, 40, 300, 1).documents
-    chance, steps = random.Random(3), {"whole": 0, "parts": 0}
+    chance, steps = random.Random(3), {"whole": 0, "partitions": 0}
     with DatastoreClient(groups, timeout=PATIENCE) as client:
         for _ in range(20):
             text = [token for document in chance.choices(others, k=3) for token in document][:150]
-            for name, source in (("whole", whole), ("parts", client)):
+            for name, source in (("whole", whole), ("partitions", client)):
                 steps[name] += steps_of([source], text)
-    assert steps["parts"] <= 1.02 * steps["whole"]
+    assert steps["partitions"] <= 1.02 * steps["whole"]
 
 
-def test_a_part_that_is_away_is_an_error_of_queries_and_left_out_of_sessions(
+def test_a_partition_that_is_away_is_an_error_of_queries_and_left_out_of_sessions(
     served: Serving, directory: Path
 ) -> None:
     groups = served.start_all(directory, 3, "away")
@@ -141,24 +143,22 @@ def test_a_part_that_is_away_is_an_error_of_queries_and_left_out_of_sessions(
             until(lambda: (session.draft(8), not session.statistics.absent)[1])
 
 
-def test_a_client_of_parts_cannot_write(groups: list[list[str]]) -> None:
+def test_a_client_of_partitions_cannot_write(groups: list[list[str]]) -> None:
     with DatastoreClient(groups, timeout=PATIENCE) as client:
         assert ";" in repr(client)
         assert client.tokenizer.vocabulary_size == 300
-        refused(DatastoreFormatError, lambda: client.add([[1]]), "is frozen, expected a live one")
-        refused(
-            DatastoreFormatError, lambda: client.delete(["a"]), "is frozen, expected a live one"
-        )
+        refused("live", lambda: client.add([[1]]), "is frozen, expected a live one")
+        refused("live", lambda: client.delete(["a"]), "is frozen, expected a live one")
 
 
-# --- Parts that are not one datastore -------------------------------------------------------------
+# --- Partitions that are not one datastore --------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def target(
     served: Serving, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, str | None], list[str]]:
-    """Return the endpoint of a part of a build.
+    """Return the endpoint of a partition of a build.
 
     Each text is served once, with blanks or without.
     """
@@ -173,12 +173,12 @@ def target(
     started: dict[tuple[str, str | None], list[str]] = {}
     names = (f"service{number}" for number in itertools.count())
 
-    def group(name: str, part: str | None) -> list[str]:
-        if (name, part) not in started:
-            started[name, part] = [
-                served.start(next(names), directories[name], part and part.strip())
+    def group(name: str, partition: str | None) -> list[str]:
+        if (name, partition) not in started:
+            started[name, partition] = [
+                served.start(next(names), directories[name], partition and partition.strip())
             ]
-        return started[name, part]
+        return started[name, partition]
 
     return group
 
@@ -186,27 +186,24 @@ def target(
 MIXED: dict[str, list[tuple[str, str | None]]] = {
     "two builds": [("one", "1/2"), ("other", "2/2")],
     "two tokenizers": [("one", "1/2"), ("tokenizer", "2/2")],
-    "one part twice": [("one", "1/2"), ("one", "1/2 ")],
-    "a part missing": [("one", "1/3"), ("one", "3/3")],
+    "one partition twice": [("one", "1/2"), ("one", "1/2 ")],
+    "a partition missing": [("one", "1/3"), ("one", "3/3")],
     "too many": [("one", "1/2"), ("one", "2/2"), ("one", "2/3")],
     "a whole datastore": [("one", "1/2"), ("one", None)],
 }
 
 
 @pytest.mark.parametrize("case", MIXED)
-def test_parts_that_are_not_one_datastore(
+def test_partitions_that_are_not_one_datastore(
     case: str, target: Callable[[str, str | None], list[str]]
 ) -> None:
     groups = [target(*one) for one in MIXED[case]]
     with DatastoreClient(groups, timeout=PATIENCE) as client:
         targets = [f"{group[0]} (served" for group in groups]
         refused(
-            DatastoreFormatError,
-            client.info,
-            *targets,
-            f"expected {len(groups)} parts of one build",
+            "partitions", client.info, *targets, f"expected {len(groups)} partitions of one build"
         )
-        refused(DatastoreFormatError, lambda: client.count([1]))
+        refused("partitions", lambda: client.count([1]))
         with DraftSession([client, PromptLookup()], [1, 2, 1]) as session:
             assert len(session.draft(8)) > 0
             assert [*session.statistics.dropped] == [(str(client), "error")]
@@ -215,10 +212,10 @@ def test_parts_that_are_not_one_datastore(
 @pytest.mark.parametrize(
     "text", ["0/4", "5/4", "0/0", "1/0", "-1/4", "4", "1/2/3", "one/4", "", "1 / 4"]
 )
-def test_a_part_that_is_none(text: str, directory: Path) -> None:
-    refused(DatastoreFormatError, lambda: Part.parse(text), "part")
-    done = CliRunner().invoke(main, ["serve", str(directory), "--part", text])
-    assert (done.exit_code, "--part" in done.stderr) == (2, True)
+def test_a_partition_that_is_none(text: str, directory: Path) -> None:
+    refused(ArgumentError, lambda: Partition.parse(text), "partition")
+    done = CliRunner().invoke(main, ["serve", str(directory), "--partition", text])
+    assert (done.exit_code, "--partition" in done.stderr) == (2, True)
 
 
 # --- Commands -------------------------------------------------------------------------------------
@@ -229,11 +226,11 @@ def run(*words: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_info_of_parts(groups: list[list[str]], whole: Datastore) -> None:
+def test_info_of_partitions(groups: list[list[str]], whole: Datastore) -> None:
     place = ";".join(map(",".join, groups))
     status, text = run("info", place)
-    assert (status, text.count("part 2/3")) == (0, 1)
+    assert (status, text.count("partition 2/3")) == (0, 1)
     facts = json.loads(run("info", place, "--json")[1])
-    assert sum(part["tokens"] for part in facts["datastores"]) == whole.info().token_count
-    assert "served, part 1/3" in run("info", groups[0][0])[1]
+    assert sum(partition["tokens"] for partition in facts["datastores"]) == whole.info().token_count
+    assert "served, partition 1/3" in run("info", groups[0][0])[1]
     assert run("info", f"{place};127.0.0.1:1", "--timeout", "0.2")[0] == 1
