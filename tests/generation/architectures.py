@@ -153,10 +153,8 @@ def _telling(family: str) -> tuple[Any, torch.Tensor]:
     for untied, spread in itertools.product(({}, {"tie_word_embeddings": False}), _SPREADS):
         try:
             model = family_model(family, **untied)
-            embeddings = {id(model.get_input_embeddings().weight)}
-            embeddings |= {
-                id(part.weight) for part in [model.get_output_embeddings()] if part is not None
-            }
+            ends = (model.get_input_embeddings(), model.get_output_embeddings())
+            embeddings = {id(getattr(module, "weight", None)) for module in ends}
             for parameter in model.parameters():
                 if parameter.ndim > 1 and id(parameter) not in embeddings:
                     parameter.data *= spread

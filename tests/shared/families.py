@@ -73,8 +73,8 @@ _MAMBA = {
 }
 _LINEAR_FIRST = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _INKLING = {
-    "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "unpadded_vocab_size": VOCABULARY,
-    "n_layers_per_attn_res_block": 2, "rel_extent": 16,
+    "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8,
+    "unpadded_vocab_size": VOCABULARY, "n_layers_per_attn_res_block": 2, "rel_extent": 16,
 }  # fmt: skip
 _CONV_FIRST = {"layer_types": ["conv", "full_attention", "conv"]}
 OF_FAMILY: dict[str, dict[str, Any]] = {
@@ -149,6 +149,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "ernie4_5_moe": {"moe_k": 2},
+    "moshi": {"audio_vocab_size": 32},
     "gemma3n_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_hidden_layers": 4,
