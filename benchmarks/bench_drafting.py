@@ -33,7 +33,7 @@ from rest_store.command_options import SETTINGS
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.live.opening import open_datastores
+from rest_store.live.open_store import open_datastores
 
 DRAFTS = {"16 nodes": (16, "tree"), "64 nodes": (64, "tree"), "chain of 8": (8, "chain")}
 SESSIONS, STEPS, ROUNDS = 64, 12, 5  # of a batch

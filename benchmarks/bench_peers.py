@@ -48,7 +48,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.live.opening import open_datastores
+from rest_store.live.open_store import open_datastores
 
 PACKAGES = {"arctic-inference": "arctic_inference", "dejavuu": "dejavuu"}
 DEPTH = 64  # of suffix decoding's trees, as documented

@@ -44,7 +44,7 @@ from rest_store.bench.results import write_result
 from rest_store.command_options import SETTINGS
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.live.opening import open_datastores
+from rest_store.live.open_store import open_datastores
 from rest_store.service.client.client import DatastoreClient
 
 NODES = (16, 64)

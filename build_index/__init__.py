@@ -1,13 +1,13 @@
-"""The offline builder: from corpora to a datastore of suffix-array shards.
+"""This package is the builder: it makes a datastore of suffix-array shards from corpora.
 
     import build_index
 
     store = build_index.build("src/", "HuggingFaceTB/SmolLM2-135M-Instruct", "code.ds",
     include="*.py")
 
-A package of its own, which needs the extra [build] and of rest_store only `rest_store.datastore`
-and `rest_store.errors`. `rest_store.build` is the same function, and the commands `rest-build` and
-`rest-store build` take the same options.
+It needs the extra [build]. Of rest_store it imports `datastore`, `loading` and `errors`.
+`rest_store.build` is the same function, and the commands `rest-build` and `rest-store build` take
+the same options.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def build(
     exclude: str | Sequence[str] = (),
     max_documents: int | None = None,
     gitignore: bool = True,
+    texts: str = "all",
+    keep_secrets: bool = False,
     chat_template: str | os.PathLike[str] | None = None,
     shard_tokens: int | None = None,
     memory: int | str | None = None,
@@ -58,6 +60,9 @@ def build(
         max_documents: most documents of each corpus.
         gitignore: whether to skip the files in directories that `.gitignore` and
             `.git/info/exclude` name.
+        texts: "all", or of conversations alone what the model has "written", or all else: what it
+            has "read".
+        keep_secrets: whether to keep lines of agents' transcripts that look like keys and tokens.
         chat_template: Jinja template for conversations, or a file with it; None: that of the
             tokenizer.
         shard_tokens: tokens of a shard, document ends included; None: the power of two that fits
@@ -91,13 +96,12 @@ def build(
     from build_index.corpus_spec import CorpusSpec
     from build_index.size import parse_size
     from rest_store.datastore.datastore import Datastore
-    from rest_store.loading.path import local_path
+    from rest_store.loading.local_path import local_path
 
     globs = _texts(include), _texts(exclude)
+    reading = (field, *globs, max_documents, gitignore, texts, keep_secrets)
     options = BuildOptions(
-        corpora=tuple(
-            CorpusSpec(path, field, *globs, max_documents, gitignore) for path in _texts(corpus)
-        ),
+        corpora=tuple(CorpusSpec(path, *reading) for path in _texts(corpus)),
         tokenizer=tokenizer,
         out=Path(out),
         shard_tokens=shard_tokens,

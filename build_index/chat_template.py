@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rest_store.errors import TokenizerLoadError, describe, first_line
-from rest_store.loading.path import local_path
+from rest_store.loading.local_path import local_path
 
 if TYPE_CHECKING:
     import jinja2

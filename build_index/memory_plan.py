@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from build_index.size import MIB, size_text
-from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.header import MAX_POSITIONS
+from rest_store.datastore.suffix_array import max_positions, peak_bytes
 from rest_store.errors import BuildError, MemoryBudgetError, describe
 
 MIN_SHARD_POSITIONS = 1 << 20  # positions, unless the user sets the size

@@ -11,9 +11,9 @@ import numpy as np
 from build_index.output_errors import output_errors
 from build_index.size import size_text
 from build_index.staging import whole_file
-from build_index.suffix_array import peak_bytes, sorted_suffixes
 from rest_store.datastore.header import HEADER_SIZE
 from rest_store.datastore.shard import SuffixesFile, TokensFile, write_suffixes
+from rest_store.datastore.suffix_array import peak_bytes, sorted_suffixes
 from rest_store.errors import DatastoreError, MemoryBudgetError, describe
 
 

@@ -15,7 +15,7 @@ from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import TokenizerLoadError
 from rest_store.extras import named_extras
 from rest_store.loading import tokenizer as loading
-from rest_store.loading.path import local_path
+from rest_store.loading.local_path import local_path
 
 __all__ = ["TargetTokenizer", "load_tokenizer", "loaded_apart"]
 

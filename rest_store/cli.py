@@ -20,7 +20,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-import rest_store
 from rest_store.command_options import (
     FILE,
     LOCATION,
@@ -35,8 +34,9 @@ from rest_store.datastore.locations import is_remote
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
 from rest_store.extras import named_extras
-from rest_store.service.options import Access, access_options, timeout_option
+from rest_store.service.connection_options import Access, access_options, timeout_option
 from rest_store.terminal import draft_as_json, draw_draft, loading
+from rest_store.version import __version__
 
 if TYPE_CHECKING:
     from rest_store.datastore.datastore import DatastoreInfo
@@ -140,7 +140,7 @@ def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict
 
 
 @click.group(cls=_Group, context_settings=SETTINGS)
-@click.version_option(rest_store.__version__, prog_name="rest-store")
+@click.version_option(__version__, prog_name="rest-store")
 @click.option(
     "--config",
     metavar="FILE",
@@ -237,8 +237,8 @@ def _rows(description: DatastoreInfo) -> Iterator[tuple[str, str]]:
 @json_option
 def check(datastore: Path, full: bool, as_json: bool) -> None:
     """Read the datastore DIR, frozen or live, and compare it with its checksums."""
-    from build_index.suffix_array import sorted_suffixes
     from rest_store.datastore.check import check_datastore
+    from rest_store.datastore.suffix_array import sorted_suffixes
     from rest_store.live.directory import is_live
 
     on_terminal = sys.stderr.isatty() and not as_json
@@ -354,7 +354,7 @@ def query(
             **access.arguments(),
         )
     else:
-        from rest_store.live.opening import open_store
+        from rest_store.live.open_store import open_store
 
         store = open_store(datastore)
         target = _tokenizer(store, tokenizer, needed=text is not None)

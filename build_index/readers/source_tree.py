@@ -24,7 +24,7 @@ from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.mapped_file import regular_file
 from rest_store.errors import CorpusError, CorpusNotFoundError, describe
-from rest_store.loading.path import local_path
+from rest_store.loading.local_path import local_path
 
 # What tools keep in a source tree and nobody wrote.
 DEFAULT_EXCLUDES = {

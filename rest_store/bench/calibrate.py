@@ -19,7 +19,7 @@ from rest_store.command_options import FILE, json_option, to_be_written
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
-from rest_store.live.opening import open_datastores
+from rest_store.live.open_store import open_datastores
 
 # Nodes, and tokens of the output that count as prompt, of each replay.
 _BUDGETS = ((24, 0), (24, 2), (64, 1))

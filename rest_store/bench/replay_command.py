@@ -44,7 +44,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
-from rest_store.live.opening import open_datastores
+from rest_store.live.open_store import open_datastores
 
 _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 

@@ -48,7 +48,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import require_sources
 from rest_store.errors import DataFileError, describe
 from rest_store.generation.comparison import MIN_PAIRS, Speedup
-from rest_store.live.opening import open_store
+from rest_store.live.open_store import open_store
 from rest_store.terminal import loading
 
 # The settings of the paper's Table 1: of HumanEval, and of MT-Bench and all like it.

@@ -35,8 +35,8 @@ def check_datastore(
 
     Args:
         path: directory of the datastore.
-        sort: `build_index.suffix_array.sorted_suffixes`, to verify what was written, too: the
-            symbols, and the suffix arrays, which are made again. None: that is not verified.
+        sort: `rest_store.datastore.suffix_array.sorted_suffixes`. With it the content is verified,
+            too: the symbols, and the suffix arrays, which are sorted again. None: without.
         announce: called with the shard and the stage that begins.
 
     Returns:

@@ -28,7 +28,7 @@ from rest_store.errors import (
     TokenizerLoadError,
     describe,
 )
-from rest_store.live.opening import open_store
+from rest_store.live.open_store import open_store
 
 _CLIENT_SECONDS = 0.1  # of a step, which waits for `source_timeout` at most
 
@@ -116,7 +116,7 @@ class EngineSources:
                 return LiveDatastore.open(
                     location, tokenizer=self._tokenizer, cache=settings.cache, **access
                 )
-        from rest_store.service.client.opening import open_client  # loads gRPC
+        from rest_store.service.client.startup import open_client  # loads gRPC
 
         return open_client(
             location,

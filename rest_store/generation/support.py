@@ -108,7 +108,7 @@ def _require_plain_passes(model: Any) -> None:
 
 
 def _hooks_that_count_tokens(model: Any) -> str | None:
-    """Return what hooks of PEFT would treat a pass over a tree otherwise than single tokens.
+    """Return the hook of PEFT that treats a pass over a tree unlike single tokens, in words.
 
     None: there are none.
     """
@@ -123,7 +123,7 @@ def _hooks_that_count_tokens(model: Any) -> str | None:
 
 
 def patterns_of(model: Any, layers: int = 1) -> list[Pattern]:
-    """Return what each of so many layers of a model attends to, from its text configuration.
+    """Return the attention patterns of the layers, from the model's text configuration.
 
     Raises:
         NotSupportedError: a layer is of another kind, such as recurrent.
@@ -235,7 +235,7 @@ def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
     """Check that only text goes into the model.
 
     Args:
-        model_kwargs: what `generate` prepared for the forward pass.
+        model_kwargs: as `generate` prepared them for the forward pass.
 
     Raises:
         NotSupportedError: another tensor, such as `inputs_embeds`, `token_type_ids` or an image.

@@ -46,7 +46,7 @@ def export(live: LiveDatastore | Namespace, out: Path) -> Datastore:
                 file.require_checksum()
             name = shard_name(number)
             write_shard(view, staging.datastore, name, live.vocabulary_size, durable=True)
-            records.append(ShardRecord.of(name, Shard.open(staging.datastore, name)))
+            records.append(ShardRecord.from_shard(name, Shard.open(staging.datastore, name)))
         stored = live.path / TOKENIZER_FILE_NAME
         tokenizer = stored.read_text(encoding="utf-8") if stored.is_file() else None
         digest = None

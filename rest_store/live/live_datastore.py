@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pydivsufsort  # noqa: F401 - what sorts segments
 
@@ -21,7 +22,7 @@ from rest_store.errors import ArgumentError, DatastoreClosedError, WriterError, 
 from rest_store.live.background import Background
 from rest_store.live.directory import make_directory, require_live
 from rest_store.live.documents import Documents
-from rest_store.live.encoding import Encoder
+from rest_store.live.encoder import Encoder
 from rest_store.live.follower import Follower
 from rest_store.live.live_info import LiveInfo
 from rest_store.live.namespace import Namespace
@@ -31,6 +32,9 @@ from rest_store.live.segments import Segments
 from rest_store.live.upstream import Changes
 from rest_store.live.writer import Writer
 from rest_store.loading.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from rest_store.service.channel import Tls
 
 
 class LiveDatastore(Namespace):
@@ -85,7 +89,7 @@ class LiveDatastore(Namespace):
         max_epochs: int | None = None,
         cache: str | Path | None = None,
         token: str | None = None,
-        tls: object = None,
+        tls: Tls | None = None,
     ) -> LiveDatastore:
         """Open the live datastore in directory `path`, or begin one.
 
@@ -152,7 +156,10 @@ class LiveDatastore(Namespace):
         if not is_replica:
             make_directory(directory)
             return cls(directory, Writer(absolute, identity, retention, json), read_only=False)
-        upstream = locations.reach().upstream(str(path), token=token, tls=tls)
+        # Loads gRPC, which datastores on this machine do not need.
+        from rest_store.service.client.service_upstream import ServiceUpstream
+
+        upstream = ServiceUpstream(str(path), token=token, tls=tls)
         try:
             return cls(directory, Replica(absolute, upstream, identity, json), read_only=read_only)
         except BaseException:

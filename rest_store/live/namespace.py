@@ -15,7 +15,7 @@ from rest_store.datastore.header import token_width
 from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.validation import IntSequence, check_int, document_ids, label
-from rest_store.live.added import AddedDocuments
+from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.retention import Retention
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Namespace(Store):
         """
         return self.live.writer().delete(document_ids("delete", ids), self.name)
 
-    def check_int(
+    def limit(
         self,
         *,
         max_tokens: int | None = None,

@@ -13,7 +13,6 @@ from uuid import uuid4
 
 import numpy as np
 
-from build_index.suffix_array import sorted_suffixes
 from rest_store.datastore.header import (
     TAIL_SIZE,
     TokensHeader,
@@ -22,6 +21,7 @@ from rest_store.datastore.header import (
     token_width,
 )
 from rest_store.datastore.shard import Shard, ShardView, write_file, write_suffixes
+from rest_store.datastore.suffix_array import sorted_suffixes
 from rest_store.errors import DatastoreFormatError, StorageError, describe
 from rest_store.live.documents import SegmentRecord
 from rest_store.live.upstream import DocumentRecord

@@ -41,7 +41,7 @@ class Segments:
         self.newest = 0
         self._is_closed = False
         self._changed = threading.Condition()
-        self._nothing = Snapshot.of([_empty_view(vocabulary_size)], vocabulary_size)
+        self._nothing = Snapshot.from_views([_empty_view(vocabulary_size)], vocabulary_size)
         self._snapshots: dict[str, Snapshot] = {}
 
     @property
@@ -66,7 +66,7 @@ class Segments:
                 continue
             if some:
                 of[namespace] = tuple(some)
-                snapshots[namespace] = Snapshot.of(
+                snapshots[namespace] = Snapshot.from_views(
                     [segment.view for segment in some], self.vocabulary_size
                 )
             else:

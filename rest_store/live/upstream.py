@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from rest_store.datastore.tokenizer import TokenizerIdentity
     from rest_store.datastore.validation import IntSequence
-    from rest_store.live.added import AddedDocuments
+    from rest_store.live.added_documents import AddedDocuments
 
 
 class DocumentRecord(NamedTuple):

@@ -20,7 +20,7 @@ from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, Stor
 from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
 from rest_store.live.directory import take_writer_lock
 from rest_store.live.documents import Documents, SegmentRecord
-from rest_store.live.encoding import store_tokenizer
+from rest_store.live.encoder import store_tokenizer
 from rest_store.live.retention import Clock, Limits, Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
 from rest_store.live.segments import Segments, by_namespace

@@ -20,7 +20,7 @@ from rest_store.extras import named_extras
 from rest_store.loading.encoding_sample import sample_of
 from rest_store.loading.gguf_tokenizer import gguf_tokenizer, is_gguf
 from rest_store.loading.hub import hub_failure
-from rest_store.loading.path import local_path
+from rest_store.loading.local_path import local_path
 
 _EXPECTED = "a tokenizer.json, a .gguf file, a directory or a Hugging Face name"
 

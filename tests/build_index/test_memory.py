@@ -15,8 +15,8 @@ from build_index.memory_plan import (
     resident_bytes,
 )
 from build_index.size import parse_size
-from build_index.suffix_array import max_positions, peak_bytes
-from rest_store.datastore.memory import available_bytes
+from rest_store.datastore.available_memory import available_bytes
+from rest_store.datastore.suffix_array import max_positions, peak_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
 from tests.shared.builds import build_quick, write_jsonl
 from tests.shared.corpora import write_files

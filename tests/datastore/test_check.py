@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from build_index.suffix_array import sorted_suffixes
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import separator_id, token_width
 from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest
 from rest_store.datastore.shard import Shard
+from rest_store.datastore.suffix_array import sorted_suffixes
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreError, DatastoreFormatError, MemoryBudgetError
 from tests.shared.models import serialized, word_level

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rest_store
-from build_index import suffix_array
+from rest_store.datastore import suffix_array
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.header import entry_bits, separator_id, token_width
 from rest_store.datastore.shard import decode_symbols, encode_symbols

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from build_index.suffix_array import sorted_suffixes
 from rest_store.datastore import check
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE
+from rest_store.datastore.suffix_array import sorted_suffixes
 from rest_store.errors import DatastoreUnavailableError
 from tests.shared.strategies import TWO_SHARDS, Corpus, refused, write_datastore
 

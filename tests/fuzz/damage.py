@@ -22,13 +22,13 @@ import numpy as np
 from click.testing import CliRunner
 
 import rest_store
-from build_index.suffix_array import sorted_suffixes
 from rest_store.cli import main
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import SuffixesHeader, TokensHeader, entry_bits, token_width
 from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.datastore.store import Snapshot
+from rest_store.datastore.suffix_array import sorted_suffixes
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.errors import RestStoreError
 from tests.fuzz import campaign
@@ -357,7 +357,7 @@ def read_copies(store: Datastore) -> None:
         )
         for view in (shard.view for shard in store.shards)
     ]
-    store._snapshot = Snapshot.of(views, store.vocabulary_size)
+    store._snapshot = Snapshot.from_views(views, store.vocabulary_size)
 
 
 def contents_are(directory: Path, expected: Contents, names: tuple[str, ...]) -> bool:

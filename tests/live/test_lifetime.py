@@ -106,7 +106,7 @@ def test_one_that_is_dropped_is_closed(tmp_path: Path, read_only: bool) -> None:
 EXIT = """
 import sys, threading
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from build_index import suffix_array
+from rest_store.datastore import suffix_array
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import identity

@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 import rest_store
 from build_index.documents import Document, batches
 from build_index.duplicates import content_digest
-from build_index.suffix_array import sorted_suffixes
 from build_index.tokenization import load_tokenizer
 from rest_store.cli import main
 from rest_store.datastore.check import check_datastore
+from rest_store.datastore.suffix_array import sorted_suffixes
 from rest_store.errors import (
     CorpusError,
     DatastoreNotFoundError,

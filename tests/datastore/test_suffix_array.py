@@ -13,8 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from build_index import suffix_array as module
-from build_index.suffix_array import max_positions, peak_bytes, sorted_suffixes
+from rest_store.datastore import suffix_array as module
 from rest_store.datastore.header import (
     MAX_POSITIONS,
     TAIL_SIZE,
@@ -23,6 +22,7 @@ from rest_store.datastore.header import (
     token_width,
 )
 from rest_store.datastore.shard import encode_symbols
+from rest_store.datastore.suffix_array import max_positions, peak_bytes, sorted_suffixes
 from tests.shared import strategies
 
 
@@ -103,7 +103,7 @@ PEAK = """
 import sys
 from pathlib import Path
 import numpy as np
-from build_index.suffix_array import byte_sorter, sorted_suffixes
+from rest_store.datastore.suffix_array import byte_sorter, sorted_suffixes
 from rest_store.datastore.kernel import native_kernel
 
 def resident(field):

@@ -13,6 +13,7 @@ from rest_store.live.directory import is_live
 
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
+    from rest_store.service.channel import Tls
 
 
 def open_store(
@@ -21,7 +22,7 @@ def open_store(
     tokenizer: object = None,
     cache: str | Path | None = None,
     token: str | None = None,
-    tls: object = None,
+    tls: Tls | None = None,
 ) -> Datastore | LiveDatastore:
     """Open the datastore at `path`: a frozen one, or a live one for reading.
 
