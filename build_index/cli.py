@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-import rest_store
 from build_index.build_options import BuildOptions, BuildSummary
 from build_index.corpus_spec import CorpusSpec, corpus_options
 from build_index.documents import well_formed
@@ -21,6 +20,7 @@ from build_index.size import parse_size, size_text
 from rest_store.command_options import PATH, SETTINGS, json_option
 from rest_store.datastore.render import counted, one_line
 from rest_store.errors import CorpusError, MemoryBudgetError, RestStoreError, ResumeError
+from rest_store.version import __version__
 
 _HELP = """Build a datastore from corpora.
 
@@ -127,7 +127,7 @@ def memory_size(text: str) -> int:
 @corpus_options
 @json_option
 @click.option("--quiet", is_flag=True, help="Print no progress and, without --json, no summary.")
-@click.version_option(rest_store.__version__)
+@click.version_option(__version__)
 @click.pass_context
 def build(
     context: click.Context,
