@@ -27,6 +27,7 @@ from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import NewRequest, extras_of
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sources import EngineSources
+from rest_store.engines.vllm.request_grammar import RequestGrammars
 from rest_store.engines.vllm.seam import CREATE, INIT, PARTS, PROPOSE
 from rest_store.engines.vllm.settings import WHERE, VllmSettings, settings_of, unused_because
 from rest_store.engines.vllm.speculator import Speculator
@@ -175,7 +176,11 @@ def _begin(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
             if new.sampling_params is not None and not (
                 judges and new.sampling_params.temperature > 0
             ):
-                ours.begin(_request(new, partial(ours.drafter.metrics.count_error, "references")))
+                request = _request(new, partial(ours.drafter.metrics.count_error, "references"))
+                if ours.grammars is not None:
+                    grammar = ours.grammars.of(new.sampling_params.structured_outputs)
+                    request = request._replace(grammar=grammar)
+                ours.begin(request)
         except Exception as error:
             ours.drafter.metrics.count_error("requests", error)
 
@@ -276,4 +281,5 @@ def _speculator(
         longest=int(model.max_model_len),
         lag=lag,
         head=head,
+        grammars=RequestGrammars(vllm_config, tokenizer, vocabulary_size, metrics.count_error),
     )

@@ -14,6 +14,7 @@ from rest_store.drafting.arbitration import Head
 from rest_store.engines.request import Chain, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.vllm.candidates import Candidate, Draft, drafts_on_device
+from rest_store.engines.vllm.request_grammar import RequestGrammars
 from rest_store.engines.vllm.steps import Step, Written
 from rest_store.engines.vllm.target_logits import TargetLogits
 
@@ -66,6 +67,7 @@ class Speculator:
         lag: whether drafts are looked up a step ahead.
         head: what vLLM's own speculator is worth, if that is a trained head; None: drafts from here
             are always better.
+        grammars: of requests; None: none is known.
     """
 
     def __init__(
@@ -77,12 +79,14 @@ class Speculator:
         longest: int,
         lag: bool,
         head: Head | None,
+        grammars: RequestGrammars | None = None,
     ) -> None:
         self.drafter = drafter
         self._states = states
         self._most, self._longest = most, longest
         self._lag = most + 1 if lag else 0
         self._head = head
+        self.grammars = grammars
         self._logits: TargetLogits | None = None
         self._requests: dict[str, _Request] = {}  # those that may have drafts
         self._step: Step | None = None  # under way
