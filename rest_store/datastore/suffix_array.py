@@ -1,5 +1,4 @@
-"""The suffixes of a shard, sorted by libdivsufsort and packed by
-the compiled kernel (FORMAT.md, section 3).
+"""The suffix array of a shard, sorted with libdivsufsort (FORMAT.md, section 3).
 
 The sorter takes the bytes of the tokens file: symbols are big-endian and equally wide, so the order
 of the bytes is that of the symbols, and positions inside a symbol are dropped. Codes that are
@@ -81,7 +80,8 @@ def peak_bytes(positions: int, vocabulary_size: int) -> int:
 
 
 def max_positions(vocabulary_size: int) -> int:
-    """Return the most positions that can be sorted: 2^30 - 1 if `V
-    <= 65,535`, otherwise 715,827,882.
+    """Return the maximum number of positions that can be sorted.
+
+    It is 2^30 - 1 if `V <= 65,535`, and otherwise 715,827,882.
     """
     return min(MAX_POSITIONS, _MAX_BYTES // token_width(vocabulary_size))
