@@ -2,7 +2,7 @@
 alone, and a trained head beside draft sessions.
 
 Beside a head, each step verifies what promises the most tokens per modelled second: the session's
-tree, the head's chain, or both (`rest_store/drafting/arbitration.py`).
+tree, the head's chain, or both (`rest_store/bench/head_plans.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.bench.cost_model import Batch
+from rest_store.bench.head_plans import Plan, PlannedHead, with_chain
 from rest_store.bench.recordings import Recording
 from rest_store.bench.replay import Outcome, Replayed, Tokens, walk
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.arbitration import Head, Plan, with_chain
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup
@@ -69,7 +69,12 @@ class _BesideHead:
     """
 
     def __init__(
-        self, session: DraftSession, head: Head, recording: Recording, name: str, batch: Batch
+        self,
+        session: DraftSession,
+        head: PlannedHead,
+        recording: Recording,
+        name: str,
+        batch: Batch,
     ) -> None:
         self._session, self._head, self._batch, self._name = session, head, batch, name
         self._accepted, self._text = recording.drafters[name], recording.output
@@ -153,7 +158,7 @@ def replay_beside(
     """
     chosen = [one for one in recordings if one.drafters.get(name) is not None and one.output.size]
     cached = int(np.median([one.prompt.size + one.output.size // 2 for one in chosen] or [0]))
-    head = Head(
+    head = PlannedHead(
         [0.0, *(batch.beside(name, cached, tokens) for tokens in range(1, _MAX_LENGTH + 1))],
         batch.of_sessions,
     )
