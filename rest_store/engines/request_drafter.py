@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import check_int, label
 from rest_store.drafting.batch import accept_all, draft_all
-from rest_store.drafting.costs import Pauses
+from rest_store.drafting.draft_policy import Pauses
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, add_to, earlier, remember
 from rest_store.drafting.session import DraftSession

@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.costs import DraftPolicy
 from rest_store.drafting.draft_options import TOP_K
+from rest_store.drafting.draft_policy import DraftPolicy
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
 from rest_store.errors import NotSupportedError, describe
