@@ -333,7 +333,7 @@ class Generation:
         if target is not None:
             texts = list(zip(self._prompt_ends, self.tokens, strict=False))
             outputs = [
-                OutputDocument.of(
+                OutputDocument.from_output(
                     prompt, output, self._options.group_of(row, len(texts)), self._options.epoch
                 )
                 for row, (prompt, output) in enumerate(texts)

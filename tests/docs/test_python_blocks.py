@@ -22,7 +22,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 
 import rest_store
 from rest_store.bench.head_plans import PlannedHead, with_chain
-from rest_store.engines.request import extras_of
+from rest_store.engines.request import parse_extra_arguments
 from rest_store.engines.settings import EngineSettings
 from tests.shared.models import CHATML, byte_level_bpe
 from tests.shared.object_store import upload
@@ -80,7 +80,7 @@ class RecordedClient:
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 
     def _create(self, model: str, messages: list[Any], extra_body: dict[str, Any]) -> None:
-        assert extras_of(extra_body["vllm_xargs"])["references"] == [SOURCE[:60]]
+        assert parse_extra_arguments(extra_body["vllm_xargs"])["references"] == [SOURCE[:60]]
 
 
 @pytest.fixture
