@@ -1,4 +1,4 @@
-"""Drafts for the requests of a serving engine. A fault costs drafts, and never the engine's step."""
+"""Drafts for the requests of a serving engine; a fault costs drafts, and never a step."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class RequestDrafter:
             self.metrics.count("seconds", self._clock() - began)
 
     def _accept(self, steps: Sequence[StepRequest]) -> None:
-        """Count the accepted draft tokens of a step, and append its tokens to texts and sessions."""
+        """Append the tokens of a step to texts and sessions, and count the accepted drafts."""
         grown: list[_Grown] = []
         for step in steps:
             request = self._requests.get(step.id)
