@@ -12,8 +12,9 @@ MAX_DOCUMENT_BYTES = 16 << 20
 
 The size is fixed and does not follow the memory, because it decides which documents are stored.
 """
-WRITTEN, READ = "written", "read"
-"""What a model wrote, one answer, and what it read, one text."""
+# Kinds of a document: an answer of a model, and a text that it read.
+WRITTEN = "written"
+READ = "read"
 BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more would only take memory
 BATCH_DOCUMENTS = 1 << 13
 
@@ -33,10 +34,10 @@ class Document:
         messages: the turns, oldest first; empty for a text.
         origin: path, with a line or row number where a file holds several documents; for messages,
             not compared.
-        session: of an agent, that it is from; empty: of none.
-        order: its place among those of the session and of its kind.
-        kind: `WRITTEN`: only the last message is stored, with the end of what came before it;
-            `READ`; empty: all is.
+        session: the session of an agent that it is from; empty: none.
+        order: its place among the documents of its session and kind.
+        kind: `WRITTEN`: only the last message is stored, with the end of its prompt; `READ`; empty:
+            all messages are stored.
     """
 
     text: str = ""
