@@ -36,7 +36,7 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.open_store import open_datastores
 
 DRAFTS = {"16 nodes": (16, "tree"), "64 nodes": (64, "tree"), "chain of 8": (8, "chain")}
-# Of a batch.
+# Sessions, steps and rounds of a batch.
 SESSIONS = 64
 STEPS = 12
 ROUNDS = 5

@@ -108,7 +108,7 @@ def serving(directories: Sequence[Path], *others: str) -> Iterator[list[str]]:
     """Serve `directories` by their numbers; yield the addresses, and end the service afterwards.
 
     Args:
-        directories: of datastores.
+        directories: directories of datastores.
         others: addresses to listen on besides a Unix socket, which is the last.
     """
     with contextlib.ExitStack() as stack:

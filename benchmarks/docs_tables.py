@@ -672,7 +672,7 @@ def outcomes() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def architectures_by_release() -> str:
-    """How many families have each outcome, by release of transformers."""
+    """Numbers of families by outcome and release of transformers."""
     kinds = ("equal, trees", "equal, chains", "refused", "not made")
     table_rows = []
     for release, families in outcomes().items():

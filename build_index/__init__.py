@@ -48,8 +48,8 @@ def build(
     Args:
         corpus: a file (text, JSON, JSONL, CSV, parquet, Arrow, archives, SQLite, also compressed),
             a directory or an address; or several.
-        tokenizer: of the target model: a tokenizer of `transformers` or `tokenizers`, or where
-            there is one: a Hugging Face name, a directory, a `tokenizer.json` or a `.gguf` file.
+        tokenizer: tokenizer of the target model: an object of `transformers` or `tokenizers`, a
+            Hugging Face name, a directory, a `tokenizer.json` or a `.gguf` file.
         out: directory of the datastore; an old datastore there is replaced when the new one is
             complete.
         field: field of each record that holds the document, such as "text" or "a.b"; None: that of

@@ -186,7 +186,7 @@ class ConversationWriter:
     """Writes conversations.
 
     Attributes:
-        template: that of the model.
+        template: the chat template of the model.
         controls: finds the texts of control tokens in the output of the template.
         sealed: replaces them in a message, so that they are text.
 
@@ -202,7 +202,7 @@ class ConversationWriter:
 
         Args:
             messages: oldest first.
-            origin: where it comes from, for messages.
+            origin: its place in a corpus, for messages.
             left_out: counts the pieces that the template shows in no form.
 
         Raises:
@@ -323,8 +323,8 @@ class _Writing:
     """The writing of one conversation: the text so far, and the rendering that ends where it ends.
 
     Args:
-        writer: of all conversations.
-        turns: of this one.
+        writer: the writer of all conversations.
+        turns: the turns of this conversation.
         form: in which the template gets them.
         history: the text of all turns.
         left_out: counts the pieces that the template does not show.

@@ -71,12 +71,12 @@ class CorpusFile:
     """A file of a corpus; can be pickled.
 
     Attributes:
-        path: where to open it.
+        path: its path or address.
         relative: its path from the top of the corpus, with forward slashes; bytes that are not
             UTF-8 as U+FFFD.
         size: bytes, compressed if it is.
         version: the time of the last change, or the ETag of a remote file.
-        row_files: of an Arrow file, the files with the numbers of the rows that belong to its data
+        row_files: for an Arrow file, the files with the numbers of the rows that belong to its data
             set; empty: all rows do.
     """
 
@@ -145,8 +145,8 @@ class CorpusCounts:
 
         Args:
             reason: in a few words.
-            example: where it stands, or an error about it.
-            size: of the record, to choose the largest example.
+            example: its place, or an error about it.
+            size: size of the record, for the choice of the largest example.
         """
         self.lost_records += 1
         self.leave_out(reason, example, size)

@@ -70,7 +70,7 @@ class TargetTokenizer:
         chat_template: renders conversations; None: they are refused.
 
     Attributes:
-        identity: what a datastore records of the tokenizer.
+        identity: the identity of the tokenizer, for manifests.
 
     Raises:
         TokenizerLoadError: `tokenizer_json` is not a tokenizer.

@@ -21,7 +21,7 @@ class Prompt:
 
     Attributes:
         family: kind of task, for reports.
-        key: of the task; one task may have several prompts.
+        key: identifies the task, which may have several prompts.
         tokens: token ids, at least one.
     """
 
