@@ -178,8 +178,9 @@ def _begin(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
             ):
                 request = _request(new, partial(ours.drafter.metrics.count_error, "references"))
                 if ours.grammars is not None:
-                    grammar = ours.grammars.of(new.sampling_params.structured_outputs)
-                    request = request._replace(grammar=grammar)
+                    # Of the table for grammars alone: where vLLM differs, there are none.
+                    params = getattr(new.sampling_params, "structured_outputs", None)
+                    request = request._replace(grammar=ours.grammars.of(params))
                 ours.begin(request)
         except Exception as error:
             ours.drafter.metrics.count_error("requests", error)
