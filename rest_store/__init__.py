@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from rest_store.version import __version__
+
 if TYPE_CHECKING:
     from build_index import build
     from rest_store.datastore.datastore import Datastore
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from rest_store.service.channel import Tls
     from rest_store.service.client.async_client import AsyncDatastoreClient
     from rest_store.service.client.client import DatastoreClient
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AsyncDatastoreClient",

@@ -16,13 +16,14 @@ import rest_store
 REST_STORE = Path(rest_store.__file__).parent
 BUILD_INDEX = Path(build_index.__file__).parent
 
-# What a package may import of this project, besides itself, its errors, its extras and the version
-# in `rest_store`. A module named `command` belongs to the commands, whatever package it stands in.
+# What a package may import of this project, besides itself, the errors, the extras and the version.
+# A module named `command` belongs to the commands, whatever package it stands in.
 LAYERS = {
     "rest_store.errors": set[str](),
     "rest_store.extras": set[str](),
     "rest_store.pages": set[str](),
     "rest_store.seam": set[str](),
+    "rest_store.version": set[str](),
     "rest_store.loading": set[str](),
     "rest_store.datastore": {"loading"},
     "build_index": {"datastore", "loading"},
@@ -68,6 +69,7 @@ def modules_in(package: Path) -> list[str]:
 
 OURS = ("rest_store", "build_index")
 MODULES = [*modules_in(REST_STORE), *modules_in(BUILD_INDEX)]
+KERNEL = "rest_store._kernel"  # compiled
 
 
 def path_of(module: str) -> Path:
@@ -98,7 +100,7 @@ def imports_of(module: str) -> set[str]:
             assert node.level == 0, f"{module}: relative import"
             assert node.module is not None
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            imported |= {name if name in MODULES else node.module for name in inner}
+            imported |= {name if name in (*MODULES, KERNEL) else node.module for name in inner}
         nodes.extend(ast.iter_child_nodes(node))
     return imported
 
@@ -120,7 +122,8 @@ IMPORTS = {module: imports_of(module) for module in MODULES}
 
 @pytest.mark.parametrize("package", LAYERS)
 def test_imports_go_down(package: str) -> None:
-    allowed = {package, "rest_store", "rest_store.errors", "rest_store.extras", *LAYERS[package]}
+    shared = {KERNEL, "rest_store.errors", "rest_store.extras", "rest_store.version"}
+    allowed = {package, *shared, *LAYERS[package]}
     allowed |= {f"rest_store.{name}" for name in LAYERS[package]}
     wrong = {
         module: own

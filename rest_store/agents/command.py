@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from build_index.left_out import left_out_texts, parts_text
+from build_index.omissions import left_out_texts, parts_text
 from rest_store.command_options import PATH, SETTINGS, json_option
 from rest_store.datastore.render import counted, one_line
 from rest_store.terminal import loading

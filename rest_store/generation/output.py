@@ -14,7 +14,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.errors import ArgumentError, NotSupportedError, describe
 from rest_store.generation.comparison import Comparison
-from rest_store.generation.draft_sessions import DraftCounts
+from rest_store.generation.draft_counts import DraftCounts
 from rest_store.generation.rows import Row
 from rest_store.generation.seam import CACHE
 

@@ -10,7 +10,7 @@ import torch
 from transformers import Cache, DynamicCache, StaticCache
 
 from rest_store.errors import NotSupportedError, describe
-from rest_store.generation.cache import Pattern, has_states, holds_keys, require_cache
+from rest_store.generation.cache import Pattern, has_states, holds_keys, patterns_in, require_cache
 from rest_store.generation.seam import cache_in, name_of_cache
 from rest_store.generation.support import patterns_of, require_inputs
 
@@ -137,11 +137,13 @@ def prefill(
     if positions is None:  # the model has none
         positions = torch.full((1, 1), end - 1)
     own = {*_NOT_FORWARDED, name_of_cache(model)}
+    patterns = patterns_of(model, len(cache.layers))
+    patterns += patterns_in(cache)[len(patterns) :]  # Dory appends layers for its loops
     return PrefilledPrompt(
         logits=output.logits[:, -1:],
         cache=cache,
         length=end,
-        patterns=patterns_of(model, len(cache.layers)),
+        patterns=patterns,
         seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
         positions=positions[..., -1:] + 1,
         extras={name: value for name, value in model_kwargs.items() if name not in own},

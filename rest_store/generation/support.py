@@ -55,6 +55,9 @@ def require_model(model: Any) -> None:
         raise NotSupportedError(
             describe(name, "its state", "not in a standard key-value cache", expected)
         )
+    if getattr(config, "recurrent_kv_cache_mode", "per_loop") != "per_loop":  # Dory
+        read, expected = "read by loops that do not write it", "read where it is written (per_loop)"
+        raise NotSupportedError(describe(name, "the key-value cache", read, expected))
     position = None
     has_positions = "position_ids" in parameters or not has_attention(config)
     if not has_positions or getattr(config, "alibi", False):

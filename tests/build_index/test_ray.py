@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from build_index import ray_workers, slices
 from build_index.builder import build
 from build_index.cli import build as command
-from build_index.staging import kept_shards
+from build_index.staging import finished_shards
 from rest_store.errors import CorpusFormatError, MemoryBudgetError, MissingExtraError, WorkerError
 from tests.shared.builds import contents, documents, leftovers, options, write_jsonl
 from tests.shared.corpora import write_files
@@ -98,14 +98,12 @@ def test_a_wrong_address_is_refused(corpora, tokenizer, out, monkeypatch, words,
     ]
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 1
-    assert done.stderr.startswith(
-        f"Error: --ray: the cluster is '{address}', which cannot be used ("
-    )
+    assert done.stderr.startswith(f"Error: --ray: the cluster at '{address}' cannot be used (")
     assert leftovers(out) == []
 
 
 def test_other_versions_on_a_node_are_refused(address, corpora, tokenizer, out, monkeypatch):
-    monkeypatch.setattr("rest_store.__version__", "9.9.9")
+    monkeypatch.setattr("build_index.ray_workers.__version__", "9.9.9")
     with pytest.raises(
         WorkerError, match=r"node [0-9.]+: rest-store is [0-9.]+, expected 9\.9\.9, as in the build"
     ):
@@ -193,13 +191,13 @@ def test_a_build_that_the_cluster_cannot_end_is_resumed_here(
 ):
     monkeypatch.setattr(ray_workers, "_RETRIES", 0)
     monkeypatch.setattr(ray_workers, "sort_shard", lambda *arguments: os._exit(1))
-    with pytest.raises(WorkerError, match=r"shard-0000\d: Ray did not do it \("):
+    with pytest.raises(WorkerError, match=r"shard-0000\d: Ray has not finished the task \("):
         build(
             options(
                 corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY, ray=cluster[0].address
             )
         )
-    assert kept_shards(out) > 0
+    assert finished_shards(out) > 0
     build(options(corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY, resume=True))
     assert contents(out) == expected
 

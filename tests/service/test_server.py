@@ -125,7 +125,7 @@ def test_streams_beyond_the_limit_are_refused_at_once(service: Service) -> None:
             SessionTalk(stub).ask(first)
         assert reason_of(caught.value) == "OVERLOADED"
         for talk in talks:
-            assert talk.ask(step(1)).nodes
+            assert talk.ask(step(1)).tree.nodes
             talk.close()
 
 

@@ -147,7 +147,7 @@ def test_a_rebuilt_datastore_is_taken_without_one_failed_request(
     threads = [threading.Thread(target=ask) for _ in range(3)]
     with service.stub() as stub:
         talk = SessionTalk(stub)
-        before = talk.ask(OPENING).nodes
+        before = talk.ask(OPENING).tree.nodes
         for thread in threads:
             thread.start()
         for turn in range(4):
@@ -161,7 +161,9 @@ def test_a_rebuilt_datastore_is_taken_without_one_failed_request(
             assert (
                 stub.Draft(ASKED).trees[0].nodes == Datastore.open(directory).draft([1, 2]).packed
             )
-        assert talk.ask(step()).nodes == before, "a session keeps the datastore that it began with"
+        assert talk.ask(step()).tree.nodes == before, (
+            "a session keeps the datastore that it began with"
+        )
         stopped.set()
         for thread in threads:
             thread.join()
