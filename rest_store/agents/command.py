@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from build_index.omissions import left_out_texts, parts_text
 from rest_store.command_options import PATH, SETTINGS, json_option
 from rest_store.datastore.render import counted, one_line
 from rest_store.terminal import loading
@@ -122,6 +121,8 @@ def remember(
 def _show(
     memory: AgentMemory, directory: Path, echo: Callable[[str], None], *, as_json: bool
 ) -> None:
+    from build_index.omissions import omissions_text, skipped_texts
+
     sizes, counts = memory.sizes(), memory.counts
     if as_json:
         facts = {
@@ -137,9 +138,9 @@ def _show(
         of = "commit" if name == "history" else "file"
         echo(f"  {name:<8} {counted(documents, 'document')} of {counted(sources, of)}")
     largest = {reason: example for reason, (_, example) in counts.largest.items()}
-    for text in left_out_texts(counts.skipped, counts.sizes, largest):
+    for text in skipped_texts(counts.skipped, counts.sizes, largest):
         echo(f"left out: {text}")
     if counts.left_out:
-        echo(f"not stored: {parts_text(counts.left_out)}")
+        echo(f"not stored: {omissions_text(counts.left_out)}")
     if counts.refusal:
         echo(f"refused: {one_line(counts.refusal)}")

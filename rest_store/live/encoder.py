@@ -62,7 +62,9 @@ class Encoder:
         tokens = [
             next(encoded) if isinstance(document, str) else document for document in documents
         ]
-        groups = [group] * len(names) if isinstance(group, str) else group
+        groups: Sequence[str] = [group] * len(names) if isinstance(group, str) else group
+        if not isinstance(groups, Sequence):
+            groups = [groups] * len(names)  # of another type, which is refused
         epochs = epoch if isinstance(epoch, Sequence) else [epoch] * len(names)
         labels = [
             (label("add", "a group", one), epoch_number(other))
