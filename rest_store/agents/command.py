@@ -32,15 +32,15 @@ Examples:
     "--into",
     "directory",
     required=True,
-    metavar="MEMORY",
+    metavar="DIR",
     type=PATH,
     help="The live datastore that is the memory; it is created if it is absent.",
 )
 @click.option(
     "--tokenizer",
     metavar="NAME_OR_PATH",
-    show_default="the one that MEMORY was created with",
-    help="Tokenizer of the target model, with its chat template.",
+    show_default="the one that the memory was created with",
+    help="Tokenizer of the target model.",
 )
 @click.option(
     "--chat-template",
@@ -57,10 +57,16 @@ Examples:
     help="Remember also the diffs of the last N commits of the repositories that PATHs are in.",
 )
 @click.option(
-    "--include", metavar="GLOB", multiple=True, help="In directories, read only these. Repeatable."
+    "--include",
+    metavar="GLOB",
+    multiple=True,
+    help="In directories, read only these files. Repeatable.",
 )
 @click.option(
-    "--exclude", metavar="GLOB", multiple=True, help="In directories, skip these. Repeatable."
+    "--exclude",
+    metavar="GLOB",
+    multiple=True,
+    help="In directories, skip these files. Repeatable.",
 )
 @click.option(
     "--gitignore/--no-gitignore",
@@ -80,11 +86,11 @@ def remember(
     as_json: bool,
     **reading: Any,
 ) -> None:
-    """Make MEMORY hold what is in PATHs: transcripts of agents, and files of a working tree.
+    """Make the memory DIR hold what is in PATHs: transcripts of agents, and files of a tree.
 
     A file that has changed replaces what was remembered of it, and one that is gone is forgotten.
     What an earlier run has added from other paths stays. A run that is killed is continued by the
-    next one. Each kind of text is a namespace of MEMORY: written, read, files, history.
+    next one. Each kind of text is a namespace of it: written, read, files, history.
     """
     from rest_store.agents.follower import Follower
     from rest_store.agents.history import repository_of, sync_history

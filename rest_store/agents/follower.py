@@ -184,10 +184,21 @@ class Follower:
         from watchfiles import watch
 
         is_ready = False
+
+        def say_ready() -> None:
+            nonlocal is_ready
+            if not is_ready:
+                is_ready = True
+                self._changed.put(None)
+
+        def is_of_interest(change: Change, path: str) -> bool:
+            say_ready()  # where others change files all the time, there is no other sign
+            return self._is_of_interest(path)
+
         try:
             for changes in watch(
                 *paths,
-                watch_filter=self._is_of_interest,
+                watch_filter=is_of_interest,
                 debounce=_DEBOUNCE,
                 step=_STEP,
                 stop_event=self._ends,
@@ -199,13 +210,11 @@ class Follower:
             ):
                 if changes:
                     self._changed.put({path for _, path in changes})
-                if not is_ready:
-                    is_ready = True
-                    self._changed.put(None)
+                say_ready()
         except BaseException as error:
             self._changed.put(error)
 
-    def _is_of_interest(self, change: Change, path: str) -> bool:
+    def _is_of_interest(self, path: str) -> bool:
         """Whether a change may be one of a file that is read, or of a branch."""
         if path == self._own or path.startswith(f"{self._own}/"):
             return False

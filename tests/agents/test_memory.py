@@ -12,6 +12,7 @@ from rest_store.agents import memory as memory_module
 from rest_store.agents.history import repository_of, sync_history
 from rest_store.agents.memory import AgentMemory
 from rest_store.agents.record import FILE_NAME
+from rest_store.drafting.session import DraftSession
 from rest_store.errors import CorpusError, StorageError, TokenizerLoadError
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.agents import (
@@ -283,3 +284,22 @@ def test_a_damaged_record_is_named(tree, place, tokenizer):
 def test_others_read_the_memory_meanwhile(tree, place, tokenizer):
     with remember(place, tokenizer, tree), LiveDatastore.open(place, read_only=True) as reader:
         assert texts_in(reader, "files") == tree_texts(tree)
+
+
+def test_each_kind_of_text_is_a_source_of_a_session(tmp_path, tree, place, tokenizer):
+    file = tmp_path / "s.jsonl"
+    file.write_text(transcript("The answer is in b.py, which returns two."))
+    with (
+        remember(place, tokenizer, tree, file) as memory,
+        LiveDatastore.open(place, read_only=True) as live,
+    ):
+        encode = memory.live.encoder._tokenizer.encode
+        for name, context, rest in (
+            ("written", "The answer is in b.py,", " which returns"),
+            ("files", "def b():", "\n    return 2"),
+        ):
+            prompt = encode(context).tolist()
+            with DraftSession(sources=[live.namespace(name)], prompt=prompt) as session:
+                drafted = {*session.draft(max_nodes=16).tokens.tolist()}
+            whole = encode(context + rest).tolist()
+            assert whole[len(prompt)] in drafted
