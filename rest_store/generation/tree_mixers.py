@@ -114,7 +114,7 @@ class TreeMixers:
 
     def __init__(self, mixers: Mapping[Any, Callable[..., Any]]) -> None:
         self._tree: PassTree | None = None
-        ours = {
+        ours: dict[str, Callable[..., Any]] = {
             "causal_conv1d_fn": self._convolution,
             "torch_chunk_gated_delta_rule": self._delta_rule,
             "mamba2_chunk_scan": self._scan,

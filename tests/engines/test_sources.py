@@ -29,7 +29,7 @@ from rest_store.errors import (
     WriterError,
 )
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.service.client import opening
+from rest_store.service.client import startup
 from tests.shared.clients import free_port
 from tests.shared.engine import Clock, Model, Written, cyclic, write, written_datastore
 from tests.shared.live import until
@@ -80,7 +80,7 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     many = [datastore(tmp_path / f"{number}") for number in range(7)]
     refused(
         SourceError,
-        "settings: number of sources with counts is 7, expected at most 6",
+        "settings: 7 datastores, services and grammars among the sources, expected at most 6",
         datastores=many,
     )
 
@@ -144,7 +144,7 @@ def drafted(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine's services take longer to answer than an engine waits."""
-    monkeypatch.setattr(opening, "_CONNECT_SECONDS", PATIENCE)
+    monkeypatch.setattr(startup, "_CONNECT_SECONDS", PATIENCE)
 
 
 @pytest.mark.usefixtures("patient")

@@ -18,7 +18,7 @@ import torch
 import transformers
 
 import rest_store
-from rest_store.bench.baselines import tree_of
+from rest_store.bench.baselines import merge_paths
 from tests.fuzz import campaign
 from tests.shared.families import family_model
 from tests.shared.tiny import VOCABULARY, Drafted, Scripted, futures_of, prompts
@@ -55,10 +55,10 @@ def noisy(future: list[int], random: Any, max_nodes: int, noise: float, branches
     for _ in range(branches if true else 0):
         other = future[: int(random.integers(0, len(true) + 1))]
         path = [*other, *random.integers(0, VOCABULARY, 1 + int(random.integers(3))).tolist()]
-        tree = tree_of([*paths, path])
+        tree = merge_paths([*paths, path])
         if len(tree) <= max_nodes:
             paths.insert(int(random.integers(len(paths) + 1)), path)
-    return tree_of(paths)
+    return merge_paths(paths)
 
 
 class Fuzzer(campaign.Fuzzer):

@@ -14,7 +14,7 @@ import transformers
 from tokenizers import processors
 
 import rest_store
-from rest_store.bench.baselines import tree_of
+from rest_store.bench.baselines import merge_paths
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
@@ -160,27 +160,33 @@ class Drafted:
 
     Args:
         make: returns an object with `draft`, `accept` and `close`.
+
+    Attributes:
+        is_chain: whether a chain was asked for, at last.
     """
 
     def __init__(self, make: Callable[[list[int]], Any]) -> None:
         self.make = make
+        self.is_chain = False
 
     def __str__(self) -> str:
         return "drafted"
 
     def members(self, settings: MemberSettings, text: Callable[[], Any]) -> Sequence[Any]:
-        return [_Member(self.make(text().tolist()))]
+        return [_Member(self, self.make(text().tolist()))]
 
 
 class _Member:
     has_references = False
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, source: Drafted, session: Any) -> None:
+        self.source = source
         self.session = session
         self.close = session.close
 
     def send(self, limits: DraftOptions) -> None:
         self.limits = limits
+        self.source.is_chain = limits.is_chain
 
     def receive(self, timeout: float | None) -> TokenTree:
         tree = self.session.draft(
@@ -232,7 +238,7 @@ class SameTree:
         self.paths = paths
 
     def draft(self, *, max_nodes: int, costs: Any) -> TokenTree:
-        return tree_of([path[:max_nodes] for path in self.paths])
+        return merge_paths([path[:max_nodes] for path in self.paths])
 
     def accept(self, tokens: Sequence[int]) -> None:
         pass
@@ -268,13 +274,13 @@ def drafted(
 
 
 def right(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
-    return tree_of([future[: min(5, max_nodes)]])
+    return merge_paths([future[: min(5, max_nodes)]])
 
 
 def wrong(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
     never = [(token + 1) % VOCABULARY for token in future[:4]] or [5]
-    tree = tree_of([never[:3], [*never[:1], 7, 8]])
-    return tree if len(tree) <= max_nodes else tree_of([never[:max_nodes]])
+    tree = merge_paths([never[:3], [*never[:1], 7, 8]])
+    return tree if len(tree) <= max_nodes else merge_paths([never[:max_nodes]])
 
 
 def bushy(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
@@ -287,7 +293,7 @@ def bushy(future: list[int], random: np.random.Generator, max_nodes: int) -> Tok
         for cut in random.integers(0, len(true) + 1, 3)
     ]
     paths.insert(int(random.integers(0, 4)), true)
-    tree = tree_of([path for path in paths if path])
+    tree = merge_paths([path for path in paths if path])
     return tree if len(tree) <= max_nodes else EMPTY
 
 
