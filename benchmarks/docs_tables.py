@@ -643,6 +643,21 @@ def recurrent() -> str:
     return markdown([*header, "transformers' prompt lookup"], rows)
 
 
+def threads() -> str:
+    """Speed of passes by the way in which threads wait, relative to nothing set."""
+    figures = results("threads")
+    shown = {name: ways for name, ways in figures.items() if name.startswith(("as", "beside"))}
+    rows = []
+    for way in shown["as it is"]:
+        cells = (ways[way] for ways in shown.values())
+        ranges = (
+            f"{digits(cell['speed'])} ({digits(cell['low'])} to {digits(cell['high'])})"
+            for cell in cells
+        )
+        rows.append([way if " " in way else f"`{way}`", *ranges])
+    return markdown(["", *(f"the machine {name}" for name in shown)], rows)
+
+
 # Results of each release of transformers, from the newest on.
 RELEASES = ("architectures_newest", "architectures", "architectures_oldest")
 
@@ -729,6 +744,7 @@ TABLES: dict[str, Callable[[], str]] = {
         peers,
         structured,
         recurrent,
+        threads,
         architectures_by_release,
         architectures,
         sglang,

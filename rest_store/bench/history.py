@@ -91,7 +91,7 @@ def add_outputs(
     documents = []
     for number in numbers:
         recording = recordings[number]
-        document = OutputDocument.of(
+        document = OutputDocument.from_output(
             recording.prompt.tolist(), recording.output.tolist(), recording.key
         )
         if document is not None:

@@ -1,7 +1,7 @@
 """Other drafters with recorded acceptance: alone, and a trained head beside draft sessions.
 
 Beside a head, each step verifies the draft that promises the most tokens per modelled second: the
-session's tree, the head's chain, or both (`rest_store/drafting/arbitration.py`).
+session's tree, the head's chain, or both (`rest_store/bench/head_plans.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.bench.cost_model import Batch
+from rest_store.bench.head_plans import Plan, PlannedHead, with_chain
 from rest_store.bench.recordings import Recording
 from rest_store.bench.replay import Outcome, Replayed, Tokens, walk
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.arbitration import Head, Plan, with_chain
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup
@@ -81,7 +81,12 @@ class _BesideHead:
     """
 
     def __init__(
-        self, session: DraftSession, head: Head, recording: Recording, name: str, batch: Batch
+        self,
+        session: DraftSession,
+        head: PlannedHead,
+        recording: Recording,
+        name: str,
+        batch: Batch,
     ) -> None:
         self._session = session
         self._head = head
@@ -175,7 +180,7 @@ def replay_beside(
     head_seconds = [0.0]
     for tokens in range(1, _MAX_LENGTH + 1):
         head_seconds.append(batch.beside(name, cached, tokens))
-    head = Head(head_seconds, batch.drafting_seconds)
+    head = PlannedHead(head_seconds, batch.drafting_seconds)
     outcome = Outcome()
     for one in chosen:
         with DraftSession(

@@ -124,7 +124,7 @@ def test_the_tokens_are_those_that_generation_would_remember(tokenizer, filler):
     end = whole[-2:]  # <|im_end|> and the line end
     begin = len(whole) - len(output) - len(end)
     assert whole[begin:] == [*output, *end]
-    document = output_document.OutputDocument.of(whole[:begin], whole[begin:])
+    document = output_document.OutputDocument.from_output(whole[:begin], whole[begin:])
     assert document is not None
     assert stored.tolist() == document.tokens.tolist()
     assert decoded(tokenizer, stored.tolist()).endswith("sorted positions.<|im_end|>\n")

@@ -14,7 +14,7 @@ import rest_store.generation.generate as entry
 from rest_store.bench.baselines import merge_paths
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.batch import draft_all
-from rest_store.drafting.costs import DraftPolicy
+from rest_store.drafting.draft_policy import DraftPolicy
 from rest_store.drafting.session_sources import SessionSources
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import DraftingWarning
