@@ -180,7 +180,7 @@ def make_prompt(model: Any) -> torch.Tensor:
     return torch.randint(3, 200, (1, PROMPT), generator=torch.Generator().manual_seed(0))
 
 
-def measure_passes(model: Any, rounds: int) -> dict[str, float]:
+def measure_passes(model: Any, rounds: int) -> dict[str, Any]:
     """Return milliseconds of a pass over one token, and passes over more relative to it."""
     ids = make_prompt(model)
     drafts = {f"{width}_tokens": chain_of_length(width - 1) for width in WIDTHS[1:]}
@@ -203,7 +203,7 @@ def measure_passes(model: Any, rounds: int) -> dict[str, float]:
                 taken.append(time.process_time() - began)
                 verifier.close()
     one = float(np.median(times.pop("one")))
-    figures = {"one_token_ms": round(1e3 * one, 1), "shape": verifier.shape}
+    figures: dict[str, Any] = {"one_token_ms": round(1e3 * one, 1), "shape": verifier.shape}
     figures |= {way: round(float(np.median(taken)) / one, 2) for way, taken in times.items()}
     if not has_states(cache):
         return figures

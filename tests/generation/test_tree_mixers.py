@@ -52,7 +52,7 @@ def test_each_node_and_what_follows_an_accepted_path_are_as_decoded(family: str)
     verifier = verifier_of(model, read(model, prompt), 1 + len(tree))
     assert isinstance(verifier, StateTreeVerifier)
     logits = verifier.run([last], [tree], 1 + len(tree))[0]
-    spread = logits.std()
+    spread = float(logits.std())
     texts: list[list[int]] = [[last]]
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
         texts.append([*texts[parent + 1], token])
@@ -79,11 +79,11 @@ def test_rows_accept_different_paths_and_rows_that_ended_stay() -> None:
     empty, tree = merge_paths([]), merge_paths(PATHS)
     verifier = verifier_of(model, read(model, prompt), 1 + len(tree))
     verifier.run([3, 4, None], [tree, right([5, 6], None, 8), empty], 1 + len(tree))  # type: ignore[arg-type]
-    nodes = {(): 0}
-    for number, parent in enumerate(tree.parents.tolist()):
-        above = next(path for path, node in nodes.items() if node == parent + 1)
-        nodes[(*above, tree.tokens.tolist()[number])] = number + 1
-    verifier.keep([[0, nodes[12,], nodes[12, 13]], [0, 1], []])
+    texts_of_nodes: list[list[int]] = [[]]
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        texts_of_nodes.append([*texts_of_nodes[parent + 1], token])
+    accepted = [texts_of_nodes.index(text) for text in ([], [12], [12, 13])]
+    verifier.keep([accepted, [0, 1], []])
     logits = verifier.run([7, 8, None], [empty] * 3, 1)
     verifier.keep([[0], [0], []])
     kept = DynamicCache(config=model.config)
@@ -92,7 +92,7 @@ def test_rows_accept_different_paths_and_rows_that_ended_stay() -> None:
     texts = [[3, 12, 13, 7], [4, 5, 8]]
     for row, text in enumerate(texts):
         expected = decoded(model, prompt[row : row + 1], text)
-        assert torch.allclose(logits[row, -1], expected, atol=1e-4 * expected.std())
+        assert torch.allclose(logits[row, -1], expected, atol=1e-4 * float(expected.std()))
     untouched = read(model, prompt).cache.layers[0].recurrent_states[0]
     assert torch.allclose(kept.layers[0].recurrent_states[0][2], untouched[2], atol=1e-6)
 
@@ -145,7 +145,7 @@ def test_mixers_that_are_wrapped_or_of_other_rules_verify_chains() -> None:
     assert mixers_of(model_of("kimi_linear")) is None
 
 
-class OwnLfm2(transformers.Lfm2ForCausalLM):
+class OwnLfm2(transformers.Lfm2ForCausalLM):  # type: ignore[misc]
     """A class that is not of transformers."""
 
 
