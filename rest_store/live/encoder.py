@@ -47,8 +47,8 @@ class Encoder:
         ids: Sequence[str] | None,
         *,
         namespace: str,
-        group: str,
-        epoch: int,
+        group: str | Sequence[str],
+        epoch: int | Sequence[int],
         max_tokens: int | None,
     ) -> tuple[list[str], list[DocumentRecord]]:
         """Return the ids of `documents`, and these as they are stored but for numbers and times.
@@ -62,12 +62,19 @@ class Encoder:
         tokens = [
             next(encoded) if isinstance(document, str) else document for document in documents
         ]
-        labels = label("add", "a group", group), epoch_number(epoch)
+        groups: Sequence[str] = [group] * len(names) if isinstance(group, str) else group
+        if not isinstance(groups, Sequence):
+            groups = [groups] * len(names)  # of another type, which is refused
+        epochs = epoch if isinstance(epoch, Sequence) else [epoch] * len(names)
+        labels = [
+            (label("add", "a group", one), epoch_number(other))
+            for one, other in zip(groups, epochs, strict=True)
+        ]
         most = min(_MAX_DOCUMENT_TOKENS, max_tokens or _MAX_DOCUMENT_TOKENS)
         symbols = [self._symbols(document, index, most) for index, document in enumerate(tokens)]
         new = [
-            DocumentRecord(0, namespace, digest_of(name, namespace), 0.0, *labels, some)
-            for name, some in zip(names, symbols, strict=True)
+            DocumentRecord(0, namespace, digest_of(name, namespace), 0.0, *own, some)
+            for name, own, some in zip(names, labels, symbols, strict=True)
         ]
         return names, new
 

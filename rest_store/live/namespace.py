@@ -73,8 +73,8 @@ class Namespace(Store):
         documents: Sequence[IntSequence | str],
         ids: Sequence[str] | None = None,
         *,
-        group: str = "",
-        epoch: int = 0,
+        group: str | Sequence[str] = "",
+        epoch: int | Sequence[int] = 0,
     ) -> AddedDocuments:
         """Add documents; return when they are durable, and visible to the queries of this process.
 
@@ -85,8 +85,9 @@ class Namespace(Store):
                 without special tokens.
             ids: one for each, 1..256 characters; one that is there already, or was given before in
                 `ids`, stands for the same document, which is not added again. None: new ones.
-            group: what they belong to, such as the prompt that they answer; "": nothing.
-            epoch: of the model that wrote them.
+            group: what they belong to, such as the prompt that they answer, or that of each; "":
+                nothing.
+            epoch: of the model that wrote them, or that of each.
 
         Returns:
             The ids, in the order of `documents`; its `added` and `duplicates` say which were there
@@ -136,6 +137,28 @@ class Namespace(Store):
             WriterError, DatastoreClosedError: as in `add`.
         """
         return self.live.writer().delete(document_ids("delete", ids), self.name)
+
+    def discard(self, ids: Sequence[str], *, max_tokens: int | None = None) -> list[str]:
+        """Delete documents where that is quick: from the answers, and from segments that are small.
+
+        What is deleted stays in unused bytes of the file of documents until the next `delete`, or
+        until the datastore is opened for writing again.
+
+        Args:
+            ids: of the documents, as in `delete`.
+            max_tokens: of a segment that is sorted anew; None: all are.
+
+        Returns:
+            The ids of those that are still there, since their segments are larger, or since
+            segments are being merged.
+
+        Raises:
+            DocumentError: an id is invalid; nothing was deleted.
+            StorageError: that cannot be written; nothing was deleted.
+            WriterError: as in `add`, or it is a replica.
+            DatastoreClosedError: after `close`.
+        """
+        return self.live.writer().discard(document_ids("discard", ids), self.name, max_tokens)
 
     def limit(
         self,

@@ -241,6 +241,11 @@ class Replica:
         self._wait(number)
         return count
 
+    def discard(self, ids: Sequence[str], namespace: str, max_positions: int | None) -> list[str]:
+        """Refuse: segments are the upstream's."""
+        expected = "deleted, or discarded where the datastore is"
+        raise WriterError(describe(self.location, "a document", "discarded on a replica", expected))
+
     def _wait(self, number: int) -> None:
         """Return once change `number` is visible here.
 

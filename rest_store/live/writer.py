@@ -144,14 +144,56 @@ class Writer:
         digests = [digest_of(id, namespace) for id in ids]
         return self._remove(namespace, lambda: self._beside.numbers(digests).values())
 
+    def discard(self, ids: Sequence[str], namespace: str, max_positions: int | None) -> list[str]:
+        """Remove documents from answers, but for those in larger segments than `max_positions`.
+
+        Their bytes stay in the file of documents until the next deletion or opening. While segments
+        are merged, nothing is removed unless `max_positions` is None: that would have to wait.
+
+        Returns:
+            The ids of those that are still there.
+        """
+        if max_positions is not None and self._sorting.locked():
+            return list(ids)
+        digests = {digest_of(id, namespace): id for id in ids}
+        left: list[str] = []
+
+        def find() -> Iterator[int]:
+            segments = self.segments.of.get(namespace, ())
+            large = [
+                segment
+                for segment in segments
+                if max_positions is not None and segment.position_count > max_positions
+            ]
+            for digest, number in self._beside.numbers(digests).items():
+                if any(segment.first <= number <= segment.last for segment in large):
+                    left.append(digests[digest])
+                else:
+                    yield number
+
+        self._remove(namespace, find, wiped=False)
+        return left
+
     def _remove(
-        self, namespace: str, find: Callable[[], Iterable[int]], *, deleted: bool = True
+        self,
+        namespace: str,
+        find: Callable[[], Iterable[int]],
+        *,
+        deleted: bool = True,
+        wiped: bool = True,
     ) -> int:
-        """Remove what `find` returns the numbers of; it is called by the holder of `_sorting`."""
+        """Remove what `find` returns the numbers of; it is called by the holder of `_sorting`.
+
+        Args:
+            namespace: of the documents.
+            find: see above.
+            deleted: whether they are to be deleted, and not evicted.
+            wiped: whether no file holds them then.
+        """
         with self._sorting:
             self._require_open()
             numbers = sorted(find())
-            if not deleted and not numbers:
+            if not numbers and not (deleted and wiped):
                 return 0
             present = self.segments.of.get(namespace, ())
             left = {
@@ -169,7 +211,7 @@ class Writer:
                     }
                     rest = [*chain(*(left[segment] for segment in present))]
                     self._store({namespace: rest}, removed=numbers, deleted=deleted)
-                if deleted:
+                if deleted and wiped:
                     self._clean()
         return len(numbers)
 
