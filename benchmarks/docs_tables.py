@@ -646,6 +646,54 @@ def recurrent() -> str:
     return markdown([*header, "transformers' prompt lookup"], rows)
 
 
+# Results of each release of transformers, from the newest on.
+RELEASES = ("architectures_newest", "architectures", "architectures_oldest")
+
+
+def outcomes() -> dict[str, dict[str, dict[str, str]]]:
+    """Return what became of each family of models, by release of transformers and `model_type`."""
+    by_release = {}
+    for name in RELEASES:
+        fields = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        by_release[fields["packages"]["transformers"]] = {
+            row["family"]: row for row in fields["results"]
+        }
+    return by_release
+
+
+def architectures_by_release() -> str:
+    """How many families have each outcome, by release of transformers."""
+    kinds = ("equal, trees", "equal, chains", "refused", "not made")
+    rows = []
+    for release, families in outcomes().items():
+        counts = [sum(row["kind"] == kind for row in families.values()) for kind in kinds]
+        rows.append([release, *map(str, counts)])
+    return markdown(["transformers", *kinds], rows)
+
+
+def architectures() -> str:
+    """What becomes of each family: with the newest release that has
+    it, and with others where that differs.
+    """
+    by_release = outcomes()
+    rows = []
+    for family in sorted(set().union(*by_release.values())):
+        row = next(families[family] for families in by_release.values() if family in families)
+        latest, others = _outcome(row), []
+        for release, families in by_release.items():
+            outcome = _outcome(families[family]) if family in families else "absent"
+            if outcome != latest:
+                others.append(f"{release}: {outcome}")
+        rows.append([f"`{family}`", f"`{row['model']}`", latest, "; ".join(others)])
+    return markdown(["family", "class", "outcome", "with other releases"], rows)
+
+
+def _outcome(row: dict[str, str]) -> str:
+    """Return an outcome with its note, as text of a cell."""
+    note = row["note"].replace("|", "/").replace("<", "&lt;").replace("*", "\\*")
+    return f"{row['kind']}: {note}" if note else row["kind"]
+
+
 def sglang() -> str:
     """M in SGLang's engine."""
     trees, chains, *lookups = (digits(row["M"]) for row in results("sglang")["rows"])
@@ -684,6 +732,8 @@ TABLES: dict[str, Callable[[], str]] = {
         peers,
         structured,
         recurrent,
+        architectures_by_release,
+        architectures,
         sglang,
     )
 }

@@ -34,6 +34,8 @@ def build(
     exclude: str | Sequence[str] = (),
     max_documents: int | None = None,
     gitignore: bool = True,
+    texts: str = "all",
+    keep_secrets: bool = False,
     chat_template: str | os.PathLike[str] | None = None,
     shard_tokens: int | None = None,
     memory: int | str | None = None,
@@ -58,6 +60,9 @@ def build(
         max_documents: most documents of each corpus.
         gitignore: whether to skip the files in directories that `.gitignore` and
             `.git/info/exclude` name.
+        texts: "all", or of conversations alone what the model has "written", or all else: what it
+            has "read".
+        keep_secrets: whether to keep lines of agents' transcripts that look like keys and tokens.
         chat_template: Jinja template for conversations, or a file with it; None: that of the
             tokenizer.
         shard_tokens: tokens of a shard, document ends included; None: the power of two that fits
@@ -94,10 +99,9 @@ def build(
     from rest_store.loading.local_path import local_path
 
     globs = _texts(include), _texts(exclude)
+    reading = (field, *globs, max_documents, gitignore, texts, keep_secrets)
     options = BuildOptions(
-        corpora=tuple(
-            CorpusSpec(path, field, *globs, max_documents, gitignore) for path in _texts(corpus)
-        ),
+        corpora=tuple(CorpusSpec(path, *reading) for path in _texts(corpus)),
         tokenizer=tokenizer,
         out=Path(out),
         shard_tokens=shard_tokens,

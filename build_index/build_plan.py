@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import rest_store
 from build_index.build_options import BuildOptions
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts
 from build_index.slices import slice_bytes
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import ResumeError, describe
+from rest_store.version import __version__
 
 _SHOWN_DIGITS = 16
 _OF_CORPORA = ("corpora", "corpus files", "shard_positions")
@@ -102,7 +102,7 @@ def unchanged_corpora(before: dict[str, Any], plan: dict[str, Any]) -> dict[int,
 
 def program() -> str:
     """Return the name and version of this program."""
-    return f"rest-store {rest_store.__version__}"
+    return f"rest-store {__version__}"
 
 
 def text_sha256(text: str) -> str:
@@ -128,5 +128,6 @@ def _text(value: object) -> str:
 def _spec_text(spec: dict[str, Any]) -> str:
     """Return the options of a corpus that are set, or what its files are like."""
     shown = {**spec, "gitignore": "off" if spec.get("gitignore") is False else None}
+    shown["texts"] = None if spec.get("texts") == "all" else spec.get("texts")
     names = sorted(shown, key=lambda name: (name != "path", name))
     return " ".join(f"{name}={shown[name]}" for name in names if shown[name])

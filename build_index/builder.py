@@ -51,9 +51,9 @@ from build_index.staging import Staging, final_place, kept_shards
 from build_index.target_tokenizer import EncoderError
 from build_index.tokenization import TargetTokenizer, load_tokenizer, loaded_apart
 from build_index.workers import Processes, Workers, limit_threads, usable_cores, useful_processes
+from rest_store.datastore.available_memory import available_bytes
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
-from rest_store.datastore.memory import available_bytes
 from rest_store.datastore.shard import Shard
 from rest_store.errors import CorpusError, DatastoreError, MemoryBudgetError, ResumeError, describe
 from rest_store.extras import named_extras
@@ -188,7 +188,8 @@ def _build(
             names = stages.run()
             with output_errors(staging.datastore):
                 shards = tuple(
-                    ShardRecord.of(name, Shard.open(staging.datastore, name)) for name in names
+                    ShardRecord.from_shard(name, Shard.open(staging.datastore, name))
+                    for name in names
                 )
         except HeldAtOnceError as error:
             # With --resume, the shards keep their size, and without it they may be larger with more

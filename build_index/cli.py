@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-import rest_store
 from build_index.build_options import BuildOptions, BuildSummary
 from build_index.corpus_spec import CorpusSpec, corpus_options
 from build_index.documents import well_formed
@@ -21,6 +20,7 @@ from build_index.size import parse_size, size_text
 from rest_store.command_options import PATH, SETTINGS, json_option
 from rest_store.datastore.render import counted, one_line
 from rest_store.errors import CorpusError, MemoryBudgetError, RestStoreError, ResumeError
+from rest_store.version import __version__
 
 _HELP = """Build a datastore from corpora.
 
@@ -127,7 +127,7 @@ def memory_size(text: str) -> int:
 @corpus_options
 @json_option
 @click.option("--quiet", is_flag=True, help="Print no progress and, without --json, no summary.")
-@click.version_option(rest_store.__version__)
+@click.version_option(__version__)
 @click.pass_context
 def build(
     context: click.Context,
@@ -141,6 +141,8 @@ def build(
     exclude: tuple[str, ...],
     max_documents: int | None,
     gitignore: bool,
+    texts: str,
+    keep_secrets: bool,
     **options: Any,
 ) -> None:
     """Run the command; see `_HELP`. `options` are attributes of `BuildOptions`."""
@@ -148,9 +150,8 @@ def build(
         from build_index.builder import build as build_datastore
         from build_index.progress import ProgressLine
 
-        specs = tuple(
-            CorpusSpec(path, field, include, exclude, max_documents, gitignore) for path in corpora
-        )
+        reading = (field, include, exclude, max_documents, gitignore, texts, keep_secrets)
+        specs = tuple(CorpusSpec(path, *reading) for path in corpora)
         progress = ProgressLine(sys.stderr) if not quiet and ProgressLine.fits(sys.stderr) else None
         summary = build_datastore(BuildOptions(specs, out=out, **options), progress)
     if as_json:

@@ -209,6 +209,18 @@ class ConversationWriter:
         turns, form, history = self._shown(messages, origin)
         return _Writing(self, turns, form, history, left_out).text()
 
+    def answer(
+        self, messages: Sequence[Message], origin: str, left_out: Counter[str]
+    ) -> tuple[str, str]:
+        """Return the last answer of a conversation as the model
+        wrote it, after the prompt before it.
+
+        Raises:
+            ConversationError: the template refuses the conversation.
+        """
+        turns, form, history = self._shown(messages, origin)
+        return _Writing(self, turns, form, history, left_out).answer()
+
     def history(self, messages: Sequence[Message], origin: str) -> str:
         """Return a conversation as the template shows it once: all
         answers but the last one are history.
@@ -351,6 +363,31 @@ class _Writing:
         if self._done < len(self._turns):
             self._append(len(self._turns), self._history)
         return self._text
+
+    def answer(self) -> tuple[str, str]:
+        """Return the text of the last turn, which is an answer, after the prompt before it."""
+        end = len(self._turns) - 1
+        prompt = self._render(end, prompt=True) if end else None
+        if prompt is None:
+            prompt = (self._render(end) if end else None) or ""
+        rendered = self._history
+        before, added = prompt, rendered
+        if rendered.startswith(prompt):
+            added = rendered[len(prompt) :]
+        else:
+            size = _longest_suffix(prompt, rendered)
+            same = self._same(prompt, rendered)
+            if (
+                size >= _CERTAIN
+            ):  # earlier turns are another history as soon as there is this answer
+                same = rendered.rfind(prompt[len(prompt) - size :]) + size
+            else:
+                before = prompt[:same]
+            added = rendered[same:]
+        if _holds_more(self._turns[end]):
+            self._base, self._done = "", 0
+            before, added = self._completed(end, rendered, before, added)
+        return before, added
 
     def _runs(self, answers: list[int]) -> Iterator[list[int]]:
         """Yield answers in lists of those that are alike and that no user spoke between."""

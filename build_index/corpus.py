@@ -53,7 +53,10 @@ from build_index.readers.separated_values import read_separated_values
 from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.readers.sqlite import read_sqlite
 from build_index.readers.text import read_text
+from build_index.readers.transcripts import KINDS, read_transcript
 from build_index.readers.unread import DAMAGED, HINTS, WITHOUT_TEXT, kind_of, reason_text
+from build_index.secrets import without_secrets
+from build_index.texts import texts_of
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, describe
 from rest_store.loading.remote_files import scheme_of
 
@@ -185,7 +188,7 @@ class Corpus:
         before = counts.bytes_read
         try:
             with read_errors(where), open_file(file.path) as opened:
-                for document in self._documents_of(opened, where, records, self.reader, file):
+                for document in self._texts_of(opened, where, records, file):
                     counts.bytes_read = before + min(opened.tell(), file.size)
                     counts.documents += 1
                     counts.conversations += document.is_conversation
@@ -226,6 +229,8 @@ class Corpus:
         options["gitignore"] = (
             "" if spec.gitignore or not self.source.is_directory else "not looked at"
         )
+        options["texts"] = "" if spec.texts == "all" else spec.texts
+        options["keep_secrets"] = spec.keep_secrets
         options["left_out"] = dict(sorted(counts.left_out.items()))
         return {
             "corpus": well_formed(spec.path),
@@ -237,6 +242,15 @@ class Corpus:
             "skipped": dict(sorted(counts.skipped.items())),
             **{name: value for name, value in options.items() if value},
         }
+
+    def _texts_of(
+        self, file: BinaryIO, where: str, records: RecordReader, listed: CorpusFile
+    ) -> Iterator[Document]:
+        """Yield what is wanted of the documents of a file."""
+        for document in self._documents_of(file, where, records, self.reader, listed):
+            if document.session and not self.spec.keep_secrets:
+                document = without_secrets(document, records.counts)
+            yield from texts_of(document, self.spec.texts)
 
     def _documents_of(
         self,
@@ -343,6 +357,8 @@ def _documents_in_stream(
         yield from read_text(stream, where, records.counts, size, strict=records.strict)
     elif reader == "table":
         yield from read_separated_values(stream, where, records)
+    elif reader in KINDS:
+        yield from read_transcript(stream, where, records, reader)
     elif reader in ("notebook", "trajectory"):
         yield from read_json_document(stream, where, records)
     else:

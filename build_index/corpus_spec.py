@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from build_index.texts import TEXTS
 from rest_store.errors import BuildError, CorpusError, describe
 
 
@@ -25,13 +26,16 @@ class CorpusSpec:
         exclude: globs of files and directories to leave out of a directory, besides
             `source_tree.DEFAULT_EXCLUDES`.
         max_documents: most documents to read; None: all.
+        texts: one of `TEXTS`: `"written"` reads the answers of conversations alone, one document
+            each; `"read"` all else, one document a text.
+        keep_secrets: whether transcripts keep the lines that look like secrets.
         gitignore: whether files that Git ignores are left out of a directory on this machine
             (`readers/gitignore.py`).
 
     With `field`, files of a directory that hold no records are skipped.
 
     Raises:
-        CorpusError: `max_documents` is no whole number above 0.
+        CorpusError: `max_documents` is no whole number above 0, or `texts` is none of `TEXTS`.
     """
 
     path: str
@@ -40,8 +44,14 @@ class CorpusSpec:
     exclude: tuple[str, ...] = ()
     max_documents: int | None = None
     gitignore: bool = True
+    texts: str = "all"
+    keep_secrets: bool = False
 
     def __post_init__(self) -> None:
+        if self.texts not in TEXTS:
+            raise CorpusError(
+                describe("corpus", "texts", repr(self.texts), f"one of {', '.join(TEXTS)}")
+            )
         if self.max_documents is not None:
             number = whole_number(self.max_documents, "corpus", "max_documents", CorpusError)
             object.__setattr__(self, "max_documents", number)
@@ -84,6 +94,20 @@ def corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--gitignore/--no-gitignore",
             default=True,
             help="In directories, skip the files that .gitignore and .git/info/exclude name.",
+        ),
+        click.option(
+            "--texts",
+            type=click.Choice(TEXTS),
+            default="all",
+            help=(
+                "What to read: all; of conversations the answers that the model has written; or"
+                " what it has read."
+            ),
+        ),
+        click.option(
+            "--keep-secrets",
+            is_flag=True,
+            help="Keep lines of transcripts that look like keys and tokens.",
         ),
         click.option(
             "--max-documents",

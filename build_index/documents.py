@@ -14,6 +14,8 @@ MAX_DOCUMENT_BYTES = 16 << 20
 
 The size is fixed, and not one of the memory, because it decides what is stored.
 """
+WRITTEN, READ = "written", "read"
+"""What a model wrote, one answer, and what it read, one text."""
 BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more would only take memory
 BATCH_DOCUMENTS = 1 << 13
 
@@ -33,11 +35,18 @@ class Document:
         messages: the turns, oldest first; empty for a text.
         origin: path, with a line or row number where a file holds several documents; for messages,
             not compared.
+        session: of an agent, that it is from; empty: of none.
+        order: its place among those of the session and of its kind.
+        kind: `WRITTEN`: only the last message is stored, with the end of what came before it;
+            `READ`; empty: all is.
     """
 
     text: str = ""
     messages: tuple[Message, ...] = ()
     origin: str = field(default="", compare=False)
+    session: str = field(default="", compare=False)
+    order: int = field(default=0, compare=False)
+    kind: str = field(default="", compare=False)
 
     @property
     def is_conversation(self) -> bool:

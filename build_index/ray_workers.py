@@ -17,7 +17,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import rest_store
 from build_index.shard_sorter import sort_shard
 from build_index.size import size_text
 from build_index.slices import Setup, Slice, SliceReport, tokenize
@@ -25,6 +24,7 @@ from build_index.target_tokenizer import EncoderError
 from build_index.workers import Workers, prepare
 from rest_store.errors import MemoryBudgetError, RestStoreError, WorkerError, describe, first_line
 from rest_store.loading.remote_files import scheme_of
+from rest_store.version import __version__
 
 _CONNECT_SECONDS = 10
 _RETRIES = 5  # of a task whose node or process dies
@@ -174,7 +174,7 @@ def _versions() -> dict[str, str]:
     """Return the versions of what may change the tokens."""
     versions = {
         "Python": ".".join(platform.python_version_tuple()[:2]),
-        "rest-store": rest_store.__version__,
+        "rest-store": __version__,
     }
     for package in _PACKAGES:
         try:

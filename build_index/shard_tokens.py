@@ -11,7 +11,7 @@ from pathlib import Path
 from build_index.output_errors import output_errors
 from build_index.staging import part_of, shard_name
 from build_index.target_tokenizer import Tokens
-from rest_store.datastore.durable import put
+from rest_store.datastore.durable_files import publish
 from rest_store.datastore.shard import TokensFile, TokensWriter
 from rest_store.errors import ResumeError, describe
 
@@ -104,7 +104,7 @@ class ShardTokens:
         with output_errors(self.path):
             if self._writer is not None:
                 self._writer.close()
-                put(self._writer.path, self.path)
+                publish(self._writer.path, self.path)
             count = TokensFile.open(self.path).header.position_count
         if count != self._positions:
             expected = f"{self._positions}; or build without --resume"

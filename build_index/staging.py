@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any
 
 from build_index.output_errors import output_errors
-from rest_store.datastore.durable import put, sync
+from rest_store.datastore.durable_files import publish, sync
 from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import MAX_SIZE as MAX_MANIFEST_SIZE
@@ -257,7 +257,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         with output_errors(path):
             yield part
-            put(part, path)
+            publish(part, path)
     except BaseException:
         with suppress(OSError):
             part.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from build_index.chat_template import ChatTemplate
 from build_index.conversation_text import ConversationError, ConversationWriter
-from build_index.documents import CorpusCounts, Document, Message, well_formed
+from build_index.documents import WRITTEN, CorpusCounts, Document, Message, well_formed
 from build_index.space_marks import SpaceMarks, without_metaspace
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import CorpusError, TokenizerLoadError, describe, first_line
@@ -51,6 +51,9 @@ PIECE_CHARACTERS = 1 << 17  # longer texts are encoded in pieces, split at line 
 BATCH_CHARACTERS = 1 << 19
 CHECKED_CHARACTERS = 1 << 18
 """The first texts of a build, all checked."""
+PROMPT_TOKENS = 16
+"""Tokens that an answer has before it; as many as `drafting.output_document` keeps of a prompt."""
+_PROMPT_CHARACTERS = 512  # at the end of a prompt, which hold these tokens
 _SAMPLE = 256  # of the others, one in so many texts
 _SHOWN = 60  # characters of a text in a message
 
@@ -208,7 +211,7 @@ class TargetTokenizer:
             CorpusError: there is no chat template, or it refuses a conversation.
             EncoderError: `fastokens` is in use, and failed or is wrong.
         """
-        return self._encode_texts([self._text(document, Counter()) for document in documents])
+        return self._encode_parts([self._parts(document, Counter()) for document in documents])
 
     def encode_counted(
         self, documents: Sequence[Document], counts: CorpusCounts
@@ -225,15 +228,15 @@ class TargetTokenizer:
             CorpusError: there is no chat template.
             EncoderError: `fastokens` is in use, and failed or is wrong.
         """
-        texts: list[str | None] = []
+        parts: list[tuple[str, ...] | None] = []
         for document in documents:
             try:
-                texts.append(self._text(document, counts.left_out))
+                parts.append(self._parts(document, counts.left_out))
             except ConversationError as error:
                 counts.refuse(str(error))
-                texts.append(None)
-        tokens = iter(self._encode_texts([text for text in texts if text is not None]))
-        return [None if text is None else next(tokens) for text in texts]
+                parts.append(None)
+        tokens = iter(self._encode_parts([some for some in parts if some is not None]))
+        return [None if some is None else next(tokens) for some in parts]
 
     def encode_history(self, messages: Sequence[Message]) -> Tokens:
         """Tokenize a conversation as the chat template shows it:
@@ -262,14 +265,42 @@ class TargetTokenizer:
             before
         )
 
-    def _text(self, document: Document, left_out: Counter[str]) -> str:
+    def _parts(self, document: Document, left_out: Counter[str]) -> tuple[str, ...]:
         """Return the text that is encoded: in a conversation, marked
         texts stand for the template's control tokens.
+
+        An answer of a conversation comes after the end of its prompt.
         """
         if not document.is_conversation:
-            return _unmarked(document.text)
+            return (_unmarked(document.text),)
         writer = self._writer_for(document.origin)
-        return self._unsealed(writer.written(document.messages, document.origin, left_out))
+        if document.kind == WRITTEN:
+            prompt, answer = writer.answer(document.messages, document.origin, left_out)
+            return self._prompt_end(prompt), self._unsealed(answer)
+        return (self._unsealed(writer.written(document.messages, document.origin, left_out)),)
+
+    def _prompt_end(self, prompt: str) -> str:
+        """Return the end of what a template wrote, which begins with no part of a marked text."""
+        begin = max(0, len(prompt) - _PROMPT_CHARACTERS)
+        for match in self._control_text.finditer(prompt, max(0, begin - _PROMPT_CHARACTERS)):
+            if match.start() < begin < match.end():
+                begin = match.end()
+        end = prompt[begin:]
+        if end.count(TEXT_MARK) % 2:
+            end = end[end.index(TEXT_MARK) + 1 :]
+        return self._unsealed(end)
+
+    def _encode_parts(self, documents: Sequence[tuple[str, ...]]) -> list[Tokens]:
+        """Return the tokens of documents: a text, or the end of a prompt and an answer."""
+        tokens = iter(self._encode_texts([text for parts in documents for text in parts]))
+        encoded = []
+        for parts in documents:
+            if len(parts) == 1:
+                encoded.append(next(tokens))
+            else:
+                prompt, answer = next(tokens), next(tokens)
+                encoded.append(np.concatenate([prompt[-PROMPT_TOKENS:], answer]))
+        return encoded
 
     def _writer_for(self, origin: str) -> ConversationWriter:
         if self._template is None:

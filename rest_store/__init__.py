@@ -7,9 +7,9 @@ Where its extra is not installed, a name raises an error that names the extra (`
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from rest_store.datastore import locations
+from rest_store.version import __version__
 
 if TYPE_CHECKING:
     from build_index import build
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from rest_store.service.channel import Tls
     from rest_store.service.client.async_client import AsyncDatastoreClient
     from rest_store.service.client.client import DatastoreClient
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AsyncDatastoreClient",
@@ -85,15 +83,6 @@ _HOMES = {
     "TokenizerIdentity": "rest_store.datastore.tokenizer",
     "TokenTree": "rest_store.datastore.tree",
 }
-
-
-def _elsewhere() -> locations.Elsewhere:
-    return cast(
-        "locations.Elsewhere", importlib.import_module("rest_store.service.client.elsewhere")
-    )
-
-
-locations.reach = _elsewhere
 
 
 def __getattr__(name: str) -> object:

@@ -14,14 +14,13 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import PackedTree
+from rest_store.datastore.kernel import MatchColumns
 from rest_store.datastore.shard import ShardView
 
 Tokens = npt.NDArray[np.int32]
 TopK = npt.NDArray[np.int32]  # [n, k], -1 ends a row; of each row, 8 are read
-PackedDraft = tuple[
-    bytes, bytes, bytes
-]  # packed tree of `TokenTree`, scores float32[N], origins uint8[N]
+# The columns of a draft: those of `TokenTree.packed`, scores float32[N] and origins uint8[N].
+ScoredColumns = tuple[bytes, bytes, bytes]
 
 FEATURES: int  # columns of a calibration's features
 INSTRUCTIONS: list[int]  # instruction sets of this machine that trees can be evaluated with
@@ -59,7 +58,7 @@ class NativeKernel:
     def longest_suffix_match(self, suffix: Sequence[int], /) -> tuple[int, int]:
         """Return match length and count."""
 
-    def draft(self, suffix: Sequence[int], max_nodes: int, max_depth: int, /) -> PackedTree: ...
+    def draft(self, suffix: Sequence[int], max_nodes: int, max_depth: int, /) -> MatchColumns: ...
     def count(self, tokens: Sequence[int], /) -> int:
         """Return the occurrences of 1 to 96 tokens."""
 
@@ -75,8 +74,9 @@ class SuffixCache:
     def __init__(self, shards: int, is_live: bool, /) -> None: ...
 
 class NativeEvidenceReader:
-    """Reads the evidence of one datastore
-    (`session/evidence.hpp`); shared by sessions. Thread-safe.
+    """Reads the evidence of one datastore (`session/evidence.hpp`).
+
+    Shared by sessions. Thread-safe.
     """
 
     def __init__(
@@ -130,9 +130,7 @@ class NativeSession:
         function: Callable[[int, int, int, bytes, bytes], tuple[bytes, bytes] | None],
         /,
     ) -> None:
-        """Have a function filter the candidates of each node
-        that is expanded (`GrammarTree.filter`).
-        """
+        """Filter the candidates of each expanded node by a function (`GrammarTree.filter`)."""
 
     def add_store(self, place: int, reader: NativeEvidenceReader, /) -> None:
         """Add a datastore.
@@ -145,9 +143,7 @@ class NativeSession:
         """Read other shards of a datastore from now on; possible at any time."""
 
     def remove_store(self, place: int, /) -> None:
-        """Draft without a datastore from now on; possible at
-        any time. The latest tree is discarded.
-        """
+        """Draft without a datastore from now on, and discard the latest tree."""
 
     def limit_tokens(self, vocabulary_size: int, /) -> None:
         """End rows of likely tokens at one that is outside the vocabulary."""
@@ -162,15 +158,8 @@ class NativeSession:
     # For each step.
     def draft(
         self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False
-    ) -> PackedDraft:
+    ) -> ScoredColumns:
         """Return the next draft; empty `costs`: it is not cut."""
-
-    def accept(self, tokens: Tokens, top_k: TopK | None, node_top_k: TopK | None) -> None:
-        """Append what the target model produced, as `DraftSession.accept`.
-
-        Raises:
-            ValueError: a top-k has another number of rows than it may have; nothing was appended.
-        """
 
     def forget(self) -> None:
         """Discard the latest tree, as if none had been drafted since the last `accept`."""
@@ -183,20 +172,19 @@ class NativeSession:
 
     # For measurements.
     def longest_probe(self) -> int:
-        """Return the most entries of a table that prompt lookup
-        reads to find one n-gram; for tests.
-        """
+        """Return the most table entries that prompt lookup reads for one n-gram; for tests."""
 
     def record(self, on: bool, /) -> None: ...
     def recorded(self) -> tuple[bytes, bytes, bytes]:
-        """Return features float32[rows, FEATURES], labels uint8[rows]
-        and ends uint32[places] since the last call.
+        """Return the candidates since the last call.
+
+        These are features float32[rows, FEATURES], labels uint8[rows] and ends uint32[places].
         """
 
 def draft_all(
     sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, /
-) -> list[PackedDraft]:
-    """Return what `NativeSession.draft` returns for each of different sessions, on all cores."""
+) -> list[ScoredColumns]:
+    """Return the next draft of each of different sessions, on all cores."""
 
 def accept_all(
     sessions: Sequence[NativeSession],
@@ -205,26 +193,32 @@ def accept_all(
     node_top_k: Sequence[TopK | None],
     /,
 ) -> None:
-    """Do what `NativeSession.accept` does for each of different sessions.
+    """Append accepted tokens to each of different sessions, as `DraftSession.accept`.
 
-    Raises before anything is appended.
+    Raises:
+        ValueError: a top-k has a wrong number of rows; nothing was appended.
     """
 
 def merge_trees(
-    trees: Sequence[PackedDraft], max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, /
-) -> tuple[PackedDraft, list[bytes]]:
-    """Return the draft that trees make together, and for each tree
-    its nodes there, int32[N], -1: cut.
+    trees: Sequence[ScoredColumns],
+    max_nodes: int,
+    costs: npt.NDArray[np.float64],
+    is_chain: bool,
+    /,
+) -> tuple[ScoredColumns, list[bytes]]:
+    """Return the merged tree, and for each tree the indices of its nodes there.
 
-    `rest_store.drafting.merge` describes the rule.
+    The indices are int32[N], -1 for a node that was cut. `rest_store.drafting.merge` describes the
+    rule.
 
     Raises:
         ValueError: they are no trees, or a score is not between 0 and its parent's.
     """
 
 def top_tokens(logits: npt.NDArray[np.float32], count: int, /) -> bytes:
-    """Return the `count` likeliest tokens of each row of logits,
-    int32[n, count], -1 where there are fewer.
+    """Return the `count` likeliest tokens of each row of logits, int32[n, count].
+
+    They are -1 where there are fewer.
 
     Args:
         logits: [n, vocabulary]; rows may have gaps between them.

@@ -20,7 +20,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-import rest_store
 from rest_store.command_options import (
     FILE,
     LOCATION,
@@ -35,8 +34,9 @@ from rest_store.datastore.locations import is_remote
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
 from rest_store.extras import named_extras
-from rest_store.service.options import Access, access_options, timeout_option
+from rest_store.service.connection_options import Access, access_options, timeout_option
 from rest_store.terminal import draft_as_json, draw_draft, loading
+from rest_store.version import __version__
 
 if TYPE_CHECKING:
     from rest_store.datastore.datastore import DatastoreInfo
@@ -140,7 +140,7 @@ def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict
 
 
 @click.group(cls=_Group, context_settings=SETTINGS)
-@click.version_option(rest_store.__version__, prog_name="rest-store")
+@click.version_option(__version__, prog_name="rest-store")
 @click.option(
     "--config",
     metavar="FILE",

@@ -5,6 +5,7 @@ that they are the same everywhere.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -126,6 +127,39 @@ def to_be_written(
         if not is_writable:
             raise click.BadParameter(f"{path} cannot be written")
     return path
+
+
+def text_of_file(
+    context: click.Context, parameter: click.Parameter, path: Path | None
+) -> str | None:
+    """Return the text of the file that an option names."""
+    if path is None or context.resilient_parsing:
+        return None
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"{path} is not UTF-8") from error
+
+
+def _json_of_file(
+    context: click.Context, parameter: click.Parameter, path: Path | None
+) -> str | None:
+    text = text_of_file(context, parameter, path)
+    try:
+        if text is not None:
+            json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"{path} is no JSON: {error}") from error
+    return text
+
+
+def json_schema_option(help_text: str) -> Decorator[Any]:
+    """Return `--json-schema`, whose value is the text of the file."""
+    return click.option(
+        "--json-schema", metavar="FILE", type=FILE, callback=_json_of_file, help=help_text
+    )
 
 
 def max_nodes_option(default: Any = None, *, minimum: int = 1, **settings: Any) -> Decorator[Any]:

@@ -13,8 +13,19 @@ EXTRAS = {
         "server",
     ),
     "torch": "hf",
+    "watchfiles": "agents",
     **dict.fromkeys(
-        ("tokenizers", "pydivsufsort", "pyarrow", "jinja2", "gguf", "fsspec", "pathspec"), "build"
+        (
+            "tokenizers",
+            "pydivsufsort",
+            "pyarrow",
+            "jinja2",
+            "gguf",
+            "fsspec",
+            "pathspec",
+            "detect_secrets",
+        ),
+        "build",
     ),
     **dict.fromkeys(("transformers", "huggingface_hub"), "build"),
     **dict.fromkeys(("s3fs", "gcsfs", "aiohttp"), "remote"),

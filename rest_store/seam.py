@@ -1,5 +1,4 @@
-"""Seams to other packages: a table of what is relied on in one, and
-the check that the installed release is like it.
+"""Seams to other packages: a table of all that we rely on, and a check of the installed release.
 
 Each engine's package, and that of generation with transformers, has one table, `PARTS` of its
 module `seam`. It is checked at the start.
@@ -21,7 +20,7 @@ class Part(NamedTuple):
     """Something of another package that is wrapped, called, read or replaced.
 
     Attributes:
-        place: `module:name`, or `module:Class.name` for what objects of a class have.
+        place: `module:name`, or `module:Class.name` for attributes of a class's objects.
         parameters: names of the first parameters, with `self`; None: it is read and not called.
         others: names of further parameters that are passed by name.
         is_whole: whether there are no more parameters, since a function of ours is called in its
@@ -35,7 +34,7 @@ class Part(NamedTuple):
 
 
 def differences(parts: Iterable[Part]) -> list[str]:
-    """Return what a package has not as a table says, in words; nothing if it is like the table."""
+    """Return the differences between a package and a table, in words."""
     words = (difference(part) for part in parts)
     return [found for found in words if found is not None]
 
@@ -45,7 +44,7 @@ def difference(part: Part, function: Callable[..., Any] | None = None) -> str | 
 
     Args:
         part: of the table.
-        function: what is called in this process, if that is not at the part's place.
+        function: the one that is called in this process, if it is not at the part's place.
     """
     what = part.place if function is None else function.__qualname__
     try:
@@ -84,7 +83,7 @@ def _has(place: str) -> bool:
 @functools.cache
 def attributes_of(owner: type) -> frozenset[str]:
     """Return the attributes that objects of a class have of their
-    own: fields, and what methods assign to `self`.
+    own: fields, and attributes that methods assign to `self`.
 
     Those of a class whose source is not there remain unknown, except for its fields.
     """

@@ -6,6 +6,7 @@ import io
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from build_index.readers.aider import is_aider
 from build_index.readers.arrow import arrow_columns, is_arrow
 from build_index.readers.containers import ZIP_MAGICS, is_tar
 from build_index.readers.conversations import fields_text
@@ -18,6 +19,7 @@ from build_index.readers.separated_values import ENDINGS as TABLE_ENDINGS
 from build_index.readers.separated_values import first_line, header_columns
 from build_index.readers.sqlite import NO_TABLE, SQLITE_MAGIC
 from build_index.readers.table_rows import with_conversation
+from build_index.readers.transcripts import AIDER, transcript_kind
 from build_index.readers.unread import (
     BINARY,
     LFS_POINTER,
@@ -67,7 +69,7 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
 
     Returns:
         `"parquet"`, `"arrow"`, `"jsonl"`, `"json"`, `"notebook"`, `"trajectory"`, `"table"` (CSV
-        and TSV), `"text"`, or one of `CONTAINERS`.
+        and TSV), `"text"`, one of `transcripts.KINDS`, or one of `CONTAINERS`.
 
     Raises:
         NoDocumentsError: there is no reader for it, or records lack the field.
@@ -105,6 +107,8 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
         if header_columns(line, field) is None:
             raise NoDocumentsError(NO_TABLE, fields_text(line[:200].split(",")))
         return "table"
+    if is_aider(head) and field is None:
+        return AIDER
     with content_of(file, where) as stream:
         return _json_or_text(JsonValues(stream, where), head, where, name, field, is_named=is_named)
 
@@ -141,6 +145,8 @@ def _json_or_text(
         return "text"
     is_lines = not values.in_list and (is_named_jsonl or values.line == line)
     is_object = first is not TOO_LARGE
+    if is_object and field is None and (kind := transcript_kind(first)) is not None:
+        return kind
     if (
         is_object
         and not values.in_list

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from build_index.documents import Document
+from build_index.documents import CorpusCounts, Document
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.records import RecordReader
 from build_index.readers.table_rows import documents_of
+from build_index.readers.transcripts import name_of
 
 _TEXT = "text"
 
@@ -49,9 +50,13 @@ def read_json_document(
         if field is None:
             cells = _cells(value) if isinstance(value, Mapping) else None
             field, value = _TEXT, {_TEXT: "\n\n".join(filter(None, map(_source, cells or ())))}
-        yield from documents_of(
-            replace(records, field=field), value, where if line == 1 else f"{where}:{line}"
-        )
+        origin = where if line == 1 else f"{where}:{line}"
+        session = ""
+        if field != _TEXT:
+            session = name_of(where) if line == 1 else f"{name_of(where)}-{line}"
+            value = {**value, field: [*_turns(value[field], records.counts)]}
+        for document in documents_of(replace(records, field=field), value, origin):
+            yield replace(document, session=session)
 
 
 def _cells(value: Mapping[str, Any]) -> list[Any] | None:
@@ -90,6 +95,21 @@ def _history(value: Mapping[str, Any]) -> str | None:
         if "trajectory_format" in value and _is_conversation(value.get("messages"))
         else None
     )
+
+
+def _turns(history: list[Any], counts: CorpusCounts) -> Iterator[Any]:
+    """Yield the turns of a trajectory, without answers that
+    demonstrate the task: others wrote them.
+    """
+    for turn in history:
+        if not isinstance(turn, Mapping):
+            yield turn
+        elif turn.get("is_demo") and turn.get("role") == "assistant":
+            counts.left_out["answers of demonstrations"] += 1
+        else:
+            calls = turn.get("tool_call_ids")  # SWE-agent's name, for one call
+            named = {"tool_call_id": calls[0]} if isinstance(calls, list) and calls else {}
+            yield {**turn, **named}
 
 
 def _is_conversation(turns: object) -> bool:

@@ -346,10 +346,10 @@ def replay(
         with DraftSession(
             own, prompt, calibration=calibration, learn=learn, references=references
         ) as session:
-            session.sources.native.record(record is not None)
+            session.record_candidates(record is not None)
             yield Chains(session) if chains else session
             if record is not None:
-                record.append(session.sources.native.recorded())
+                record.append(session.recorded_candidates())
 
     return walk(recordings, opening, max_nodes=max_nodes, skip=skip, batch=batch, times=times)
 

@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rest_store.datastore import locations
+from rest_store.datastore.available_memory import available_bytes
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.mapped_file import MappedFile
-from rest_store.datastore.memory import available_bytes
 from rest_store.datastore.partition import Partition
 from rest_store.datastore.render import counted
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.errors import DatastoreError
+
+if TYPE_CHECKING:
+    from rest_store.service.channel import Tls
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Datastore(Store):
         self._records = records
         self._shards = shards
         self._size = sum(file.raw.size for file in self.files)
-        self._snapshot = Snapshot.of([shard.view for shard in shards], self.vocabulary_size)
+        self._snapshot = Snapshot.from_views([shard.view for shard in shards], self.vocabulary_size)
         self._built = datetime.fromtimestamp((path / FILE_NAME).stat().st_mtime, timezone.utc)
 
     @classmethod
@@ -90,7 +94,7 @@ class Datastore(Store):
         partition: Partition | str | None = None,
         cache: str | Path | None = None,
         token: str | None = None,
-        tls: object = None,
+        tls: Tls | None = None,
     ) -> Datastore:
         """Open the datastore in directory `path`, or a copy of one that lies elsewhere.
 
@@ -125,7 +129,10 @@ class Datastore(Store):
         """
         if locations.is_remote(path):
             kept = locations.default_cache() if cache is None else locations.local_directory(cache)
-            directory = locations.reach().fetched(str(path), kept, token=token, tls=tls)
+            # Loads gRPC, which datastores on this machine do not need.
+            from rest_store.service.client.service_files import fetched
+
+            directory = fetched(str(path), kept, token=token, tls=tls)
         else:
             directory = locations.local_directory(path)
         if isinstance(partition, str):
@@ -140,7 +147,7 @@ class Datastore(Store):
         try:
             for record in records:
                 shard = Shard.open(directory, record.name)
-                record.require_same(ShardRecord.of(record.name, shard), directory)
+                record.require_same(ShardRecord.from_shard(record.name, shard), directory)
                 shard.require_vocabulary(manifest.tokenizer.vocabulary_size)
                 shards.append(shard)
         except DatastoreError:

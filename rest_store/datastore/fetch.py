@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from rest_store.datastore.durable import put, sync
+from rest_store.datastore.durable_files import publish, sync
 from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import (
     FILE_NAME,
@@ -119,7 +119,7 @@ def _make(copy: Path, manifest: Manifest, content: bytes, reader: FileReader) ->
     if manifest.tokenizer_sha256 is not None:
         _write(part / TOKENIZER_FILE_NAME, _tokenizer(manifest.tokenizer_sha256, reader))
     _write(part / FILE_NAME, content)
-    put(part, copy)
+    publish(part, copy)
 
 
 def _fetch_shard(part: Path, record: ShardRecord, reader: FileReader) -> None:
@@ -131,7 +131,7 @@ def _fetch_shard(part: Path, record: ShardRecord, reader: FileReader) -> None:
         _fetch_file(part / name, size, reader)
     try:
         shard = Shard.open(part, record.name)
-        record.require_same(ShardRecord.of(record.name, shard), part)
+        record.require_same(ShardRecord.from_shard(record.name, shard), part)
         shard.require_checksums()
     except DatastoreError as error:
         for name in sizes:

@@ -11,8 +11,8 @@ MAX_DEPTH = 32
 MAX_NODES = 1024
 MAX_SEQUENCE = MAX_SUFFIX + MAX_DEPTH  # tokens that are counted: a match and a continuation of it
 
-# The packed nodes (see TokenTree), and length and count of the match.
-PackedTree = tuple[bytes, tuple[int, int]]
+# The columns of a tree (`TokenTree.packed`), and length and count of its match.
+MatchColumns = tuple[bytes, tuple[int, int]]
 
 
 def native_kernel() -> Any:

@@ -6,32 +6,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
 
 from rest_store.errors import DatastoreNotFoundError, describe
 
 _SERVICE = re.compile(r"unix:/[^#]+(#.+)?|[^/\s]+:\d{1,5}(/.+)?")
 _URL = re.compile(r"[a-z0-9+]{2,}://.+")
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")  # which can be sent to nobody
-
-
-class Elsewhere(Protocol):
-    """What reaches datastores that lie elsewhere: the package's root
-    installs it, since it needs grpc or fsspec.
-    """
-
-    def fetched(self, location: str, cache: Path, **access: Any) -> Path:
-        """Return the directory in `cache` of the frozen datastore
-        at `location`, with all of its files.
-        """
-
-    def upstream(self, location: str, **access: Any) -> Any:
-        """Return the live datastore at `location`, a `rest_store.live.upstream.Upstream`."""
-
-
-reach: Callable[[], Elsewhere]  # imports it; set by the package's root
 
 
 def is_remote(text: str | Path) -> bool:

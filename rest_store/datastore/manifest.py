@@ -43,7 +43,7 @@ class ShardRecord:
     suffixes_sha256: str
 
     @classmethod
-    def of(cls, name: str, shard: Shard) -> ShardRecord:
+    def from_shard(cls, name: str, shard: Shard) -> ShardRecord:
         """Return the record of an open shard."""
         header = shard.tokens.header
         return cls(

@@ -42,7 +42,7 @@ class Snapshot:
     kernel: NativeKernel
 
     @classmethod
-    def of(cls, views: Sequence[ShardView], vocabulary_size: int) -> Snapshot:
+    def from_views(cls, views: Sequence[ShardView], vocabulary_size: int) -> Snapshot:
         """Return the snapshot of `views`, at least one; ids are `0 .. vocabulary_size - 1`."""
         return cls(views, native_kernel().NativeKernel(list(views), vocabulary_size))
 

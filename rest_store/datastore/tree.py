@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rest_store.datastore.render import counted
 from rest_store.errors import ArgumentError, describe
 
-_NODE_SIZE = 20  # bytes of a node when packed
+NODE_BYTES = 20  # of a node in `TokenTree.packed`
 _Integer = TypeVar("_Integer", bound=np.signedinteger[Any])
 
 
@@ -125,7 +125,7 @@ class TokenTree:
         return tree
 
     def __len__(self) -> int:
-        return len(self.packed) // _NODE_SIZE
+        return len(self.packed) // NODE_BYTES
 
     def _column(self, start: int, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
         size = len(self)

@@ -7,7 +7,7 @@ import operator
 import reprlib
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from uuid import uuid4
 
 import numpy as np
@@ -99,12 +99,23 @@ def real(value: object) -> float:
         return math.nan
 
 
-def check_tree_limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, int]:
-    """Return the three limits of a draft as int.
+class TreeLimits(NamedTuple):
+    """The limits of a draft tree of a datastore.
 
-    Raise ArgumentError for one that is out of range.
+    Attributes:
+        max_nodes: most draft tokens.
+        max_suffix: longest suffix tried, in tokens.
+        max_depth: longest continuation, in tokens.
     """
-    return (
+
+    max_nodes: int
+    max_suffix: int
+    max_depth: int
+
+
+def check_tree_limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> TreeLimits:
+    """Return the limits of a draft tree; raise ArgumentError for one that is out of range."""
+    return TreeLimits(
         check_int("max_nodes", max_nodes, MAX_NODES),
         check_int("max_suffix", max_suffix, MAX_SUFFIX),
         check_int("max_depth", max_depth, MAX_DEPTH),

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
-from rest_store.drafting.merge import part_of
+from rest_store.drafting.merge import subtree
 from rest_store.errors import ArgumentError, describe
 
 Floats = npt.NDArray[np.float64]
@@ -178,7 +178,7 @@ class Head:
                 0 if saved >= 0 or self._saved > 0 else min(2 * self._pause + 1, _MAX_PAUSE)
             )
             self._left = self._pause
-        return Plan(part_of(tree, np.sort(order[:nodes])), head_tokens, *best, bucket)
+        return Plan(subtree(tree, np.sort(order[:nodes])), head_tokens, *best, bucket)
 
     def learn(self, plan: Plan, of_tree: int, of_head: int) -> None:
         """Learn what became of a plan.

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
-from rest_store.drafting.draft_options import DraftOptions, TopK, parse_tokens, parse_top_k
+from rest_store.drafting.draft_options import Accepted, DraftOptions
 from rest_store.drafting.session import DraftSession
-from rest_store.drafting.session_sources import draft_step
-from rest_store.errors import ArgumentError, ContextTypeError, QueryError, describe
+from rest_store.drafting.session_sources import SessionSources
+from rest_store.drafting.steps import accept_step, draft_step
+from rest_store.errors import ArgumentError, describe
 
 
 def draft_all(
@@ -23,38 +23,36 @@ def draft_all(
     shape: str = "tree",
     services: bool = True,
 ) -> list[TokenTree]:
-    """Return the next draft of each session: what its `draft` alone would return.
+    """Return the next draft of each session, the same that its `draft` alone would return.
 
-    Services are asked for all sessions first. One call of the kernel, without the GIL, drafts for
-    the sessions in this process meanwhile: four to eight together, on as many cores as that needs;
-    with costs one after the other.
+    Services are asked for all sessions first. Meanwhile one call of the kernel, without the GIL,
+    drafts for the sessions in this process: four to eight together, on as many cores as that needs;
+    with costs, one after the other.
 
     Args:
         sessions: different ones. They may share sources and a calibration, which learns in
             `accept_all` only.
-        max_nodes: most draft tokens of each, or one number for each session, 0..1024.
+        max_nodes: most draft tokens of each session, 0..1024: one number for all, or one for each.
         costs: as in `DraftSession.draft`.
         shape: as in `DraftSession.draft`.
         services: the same.
 
     Raises:
-        ArgumentError: a session is given twice, something is no session, or there are not as many
+        ArgumentError: a session occurs twice, an object is no session, or there are not as many
             numbers as sessions; or as in `DraftSession.draft`.
         SessionClosedError: a session is closed.
 
     If this raises, no session was asked. Interrupts pass through as in `DraftSession.draft`, for
     all sessions.
     """
-    _require_sessions("draft_all", sessions)
+    sources = _sources_of("draft_all", sessions)
     numbers = max_nodes if isinstance(max_nodes, Sequence) else [max_nodes] * len(sessions)
-    if len(numbers) != len(sessions):
-        expected = f"{len(sessions)}, one for each session"
-        raise ArgumentError(describe("draft_all", "number of max_nodes", len(numbers), expected))
-    limits = [DraftOptions.from_arguments(most, costs, shape) for most in numbers]
-    trees = draft_step([session.sources for session in sessions], limits, services=services)
-    for session in sessions:
-        session.statistics.add_step(session.sources.drops)
-    return trees
+    _require_one_for_each("draft_all", "max_nodes", numbers, len(sessions))
+    options = [DraftOptions.from_arguments(number, costs, shape) for number in numbers]
+    drafted = draft_step(sources, options, services=services)
+    for session, own in zip(sessions, drafted, strict=True):
+        session.statistics.add_step(own)
+    return [own.tree for own in drafted]
 
 
 def accept_all(
@@ -64,67 +62,53 @@ def accept_all(
     *,
     node_top_k: Sequence[npt.ArrayLike | None] | None = None,
 ) -> None:
-    """Append what the target model produced to each session, as `DraftSession.accept`.
+    """Append the output of the target model to each session, as `DraftSession.accept`.
 
     Args:
         sessions: different ones.
-        tokens: of each session: 1-D integers, at least one.
-        top_k: of each session, as in `DraftSession.accept`, or None.
+        tokens: for each session: 1-D integers, at least one.
+        top_k: for each session, as in `DraftSession.accept`, or None.
         node_top_k: the same.
 
     Raises:
-        ArgumentError: a session is given twice, something is no session, or there are not as many
+        ArgumentError: a session occurs twice, an object is no session, or there are not as many
             `tokens` or top-k.
-        ContextTypeError, QueryError: one of `tokens`, or a top-k, is not as above.
+        ContextTypeError, QueryError: as in `DraftSession.accept`.
         SessionClosedError: a session is closed.
 
-    If this raises, nothing was appended. What a shared calibration learns does not depend on
-    threads: it learns from the sessions in their order.
+    If this raises, nothing was appended. A shared calibration learns from the sessions in their
+    order, whatever the threads do.
     """
-    _require_sessions("accept_all", sessions)
-    if len(tokens) != len(sessions):
-        expected = f"{len(sessions)}, one for each session"
-        raise ArgumentError(describe("accept_all", "number of tokens", len(tokens), expected))
-    arrays = [parse_tokens("tokens", values) for values in tokens]
-    if not all(array.size for array in arrays):
-        raise QueryError(
-            describe("accept_all", "tokens of a session", "empty", "at least one token")
-        )
-    of_text, of_nodes = (
-        _rows("top_k", top_k, len(sessions)),
-        _rows("node_top_k", node_top_k, len(sessions)),
-    )
-    natives = [session.sources.native for session in sessions]
-    of_kernel = [
-        session.sources.rows_here(rows) for session, rows in zip(sessions, of_nodes, strict=True)
+    sources = _sources_of("accept_all", sessions)
+    count = len(sessions)
+    top_k = [None] * count if top_k is None else top_k
+    node_top_k = [None] * count if node_top_k is None else node_top_k
+    _require_one_for_each("accept_all", "tokens", tokens, count)
+    _require_one_for_each("accept_all", "top_k", top_k, count)
+    _require_one_for_each("accept_all", "node_top_k", node_top_k, count)
+    accepted = [
+        Accepted.from_arguments("accept_all", *arguments)
+        for arguments in zip(tokens, top_k, node_top_k, strict=True)
     ]
-    try:
-        native_kernel().accept_all(natives, arrays, of_text, of_kernel)
-    except ValueError as error:
-        raise ContextTypeError(f"accept_all: {error}") from None
-    for session, array, rows, node_rows in zip(sessions, arrays, of_text, of_nodes, strict=True):
-        session.sources.accept(array, rows, node_rows)
+    accept_step("accept_all", sources, accepted)
 
 
-def _rows(what: str, top_k: Sequence[npt.ArrayLike | None] | None, count: int) -> list[TopK | None]:
-    """Return the top-k of each session."""
-    if top_k is None:
-        return [None] * count
-    if len(top_k) != count:
-        raise ArgumentError(
-            describe(
-                "accept_all", f"number of {what}", len(top_k), f"{count}, one for each session"
-            )
-        )
-    return [parse_top_k(what, values) for values in top_k]
+def _require_one_for_each(where: str, what: str, values: Sequence[object], count: int) -> None:
+    if len(values) != count:
+        expected = f"{count}, one for each session"
+        raise ArgumentError(describe(where, f"number of {what}", len(values), expected))
 
 
-def _require_sessions(where: str, sessions: Sequence[DraftSession]) -> None:
+def _sources_of(where: str, sessions: Sequence[DraftSession]) -> list[SessionSources]:
+    """Return the sources of different, open sessions; raise if they are something else."""
+    sources = []
     for session in sessions:
         if not isinstance(session, DraftSession):
             raise ArgumentError(
                 describe(where, "session", f"a {type(session).__name__}", "a DraftSession")
             )
-        session.sources.require_open(where)
+        session._sources.require_open(where)
+        sources.append(session._sources)
     if len({id(session) for session in sessions}) < len(sessions):
-        raise ArgumentError(describe(where, "session", "given twice", "different sessions"))
+        raise ArgumentError(f"{where}: a session occurs twice, expected different sessions")
+    return sources

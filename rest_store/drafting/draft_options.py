@@ -1,4 +1,4 @@
-"""What callers ask of draft sessions and hand to them, checked and converted."""
+"""The arguments of draft sessions, checked and converted: options of a draft, accepted tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.validation import IntSequence, check_int
 from rest_store.errors import ArgumentError, ContextTypeError, QueryError, describe
 
-NO_COSTS = np.zeros(0)  # for a draft that is not cut to the size with the most tokens per second
+NO_COSTS = np.zeros(0)  # a draft without costs has the size that `max_nodes` says
 _LAST_TOKEN = 2**31 - 1
 
 TOP_K = 8  # most likely tokens that sessions read of a row
@@ -20,7 +20,7 @@ TopK: TypeAlias = npt.NDArray[np.int32]  # rows of most likely tokens, [n, k]; -
 
 
 class DraftOptions(NamedTuple):
-    """What a session is asked for; the arguments of the kernel's `draft`.
+    """The options of one draft; the arguments of the kernel's `draft`.
 
     Attributes:
         max_nodes: most draft tokens, 0..1024.
@@ -36,9 +36,10 @@ class DraftOptions(NamedTuple):
     def from_arguments(
         cls, max_nodes: object, costs: npt.ArrayLike | None, shape: object
     ) -> DraftOptions:
-        """Return the limits that the arguments of `DraftSession.draft` mean.
+        """Return the options that the arguments of `DraftSession.draft` mean.
 
-        Raise ArgumentError as it does.
+        Raises:
+            ArgumentError: as `DraftSession.draft`.
         """
         nodes = check_int("max_nodes", max_nodes, MAX_NODES, minimum=0, where="draft session")
         if shape not in ("tree", "chain"):
@@ -49,6 +50,44 @@ class DraftOptions(NamedTuple):
             return cls(nodes, NO_COSTS, shape == "chain")
         times = _parse_costs(costs, nodes)
         return cls(times.size - 1, times, shape == "chain")
+
+
+class Accepted(NamedTuple):
+    """The output of the target model in one step of a session.
+
+    Attributes:
+        tokens: int32[n], n > 0.
+        top_k: as `DraftSession.accept` takes it, or None.
+        node_top_k: the same.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    top_k: TopK | None = None
+    node_top_k: TopK | None = None
+
+    @classmethod
+    def from_arguments(
+        cls,
+        where: str,
+        tokens: IntSequence,
+        top_k: npt.ArrayLike | None,
+        node_top_k: npt.ArrayLike | None,
+    ) -> Accepted:
+        """Return the arguments of `DraftSession.accept`, checked.
+
+        Args:
+            where: how the message about empty tokens begins.
+            tokens: as `DraftSession.accept` takes them.
+            top_k: likewise.
+            node_top_k: likewise.
+
+        Raises:
+            ContextTypeError, QueryError: as `DraftSession.accept`.
+        """
+        array = parse_tokens("tokens", tokens)
+        if array.size == 0:
+            raise QueryError(f"{where}: no tokens; expected at least one")
+        return cls(array, parse_top_k("top_k", top_k), parse_top_k("node_top_k", node_top_k))
 
 
 def _parse_costs(costs: npt.ArrayLike, nodes: int) -> npt.NDArray[np.float64]:
@@ -69,7 +108,11 @@ def _parse_costs(costs: npt.ArrayLike, nodes: int) -> npt.NDArray[np.float64]:
 
 
 def parse_tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
-    """Return `values` as int32; raise unless they are 1-D integers from 0 on."""
+    """Return `values` as int32.
+
+    Raises:
+        ContextTypeError, QueryError: they are not 1-D integers of 0 .. 2^31 - 1.
+    """
     array = _integers(what, values)
     if array.ndim != 1:
         raise ContextTypeError(describe("draft session", what, f"{array.ndim}-D", "1-D integers"))
@@ -85,16 +128,23 @@ def parse_tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
 def parse_references(values: Iterable[IntSequence]) -> list[npt.NDArray[np.int32]]:
     """Return the references of a session as int32, without empty ones; raise as `parse_tokens`."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        found, expected = f"a {type(values).__name__}", "a list of 1-D integers"
-        raise ContextTypeError(describe("draft session", "references", found, expected))
-    references = [parse_tokens(f"references[{i}]", reference) for i, reference in enumerate(values)]
-    return [reference for reference in references if reference.size]
+        raise ContextTypeError(
+            f"draft session: references are of the type {type(values).__name__}, expected a list"
+            " of 1-D integers"
+        )
+    references = []
+    for index, value in enumerate(values):
+        reference = parse_tokens(f"references[{index}]", value)
+        if reference.size:
+            references.append(reference)
+    return references
 
 
 def parse_top_k(what: str, values: npt.ArrayLike | None) -> TopK | None:
-    """Return what sessions read of `values`, -1 for numbers that are no tokens.
+    """Return the first 8 columns of `values` as int32, -1 for numbers that are no tokens.
 
-    Raise unless 2-D integers, or None.
+    Raises:
+        ContextTypeError: `values` are neither None nor 2-D integers.
     """
     if values is None:
         return None

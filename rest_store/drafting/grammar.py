@@ -21,11 +21,12 @@ hardly ever true, and many tokens are allowed where one text is.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
-import json
 from collections.abc import Sequence
 from threading import Lock
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ from rest_store.drafting.grammar_matchers import (
     GrammarMatcher,
     Mask,
     compile_json_schema,
+    compile_regex,
+    json_schema_text,
     open_grammar,
 )
 
@@ -57,6 +60,8 @@ class Grammar:
             or a `GrammarDefinition` with matchers of your own.
         tokenizer: for llguidance: an `llguidance.LLTokenizer`, or the tokenizer of transformers.
         name: for statistics.
+        ends: for llguidance with the tokenizer of transformers: token ids that end a text; without
+            any, the end token of the tokenizer.
 
     Raises:
         ArgumentError: `compiled` is something else, or is no grammar.
@@ -66,25 +71,73 @@ class Grammar:
     """
 
     def __init__(
-        self, compiled: object, tokenizer: object = None, *, name: str = "grammar"
+        self,
+        compiled: object,
+        tokenizer: object = None,
+        *,
+        name: str = "grammar",
+        ends: Sequence[int] = (),
     ) -> None:
-        library = open_grammar(compiled, tokenizer)
+        library = open_grammar(compiled, tokenizer, ends)
         self.begin = library.begin
         self.token_bytes = library.token_bytes
+        self._compiled = compiled
         self._name = name
         self._choices: dict[bytes, dict[int, float]] = {}
         self._lock = Lock()
+        self._matching = Lock()  # matchers are forked by one thread at a time
+        self._root: Place | None = None
 
     @classmethod
-    def from_json_schema(cls, schema: object, tokenizer: object, *, name: str = "json") -> Grammar:
+    def from_json_schema(
+        cls, schema: object, tokenizer: object, *, name: str = "json", ends: Sequence[int] = ()
+    ) -> Grammar:
         """Return the grammar of a JSON schema, a dict or its text.
 
         Raises:
             ArgumentError: the schema is none, or nothing can satisfy it.
-            MissingExtraError: neither llguidance nor xgrammar is installed.
+            MissingExtraError: llguidance is not installed.
         """
-        text = schema if isinstance(schema, str) else json.dumps(schema)
-        return cls(*compile_json_schema(text, tokenizer), name=name)
+        return cls(compile_json_schema(json_schema_text(schema)), tokenizer, name=name, ends=ends)
+
+    @classmethod
+    def from_regex(
+        cls, pattern: str, tokenizer: object, *, name: str = "regex", ends: Sequence[int] = ()
+    ) -> Grammar:
+        """Return the grammar of a regular expression, which the whole text matches.
+
+        Errors as above.
+        """
+        return cls(compile_regex(pattern), tokenizer, name=name, ends=ends)
+
+    @property
+    def group(self) -> str:
+        """The group of its outputs in a live datastore where the
+        caller names none: a hash of its text.
+        """
+        text = (
+            self._compiled
+            if isinstance(self._compiled, str)
+            else getattr(self._compiled, "grammar", None)
+        )
+        if text is None:
+            return ""
+        return f"grammar-{hashlib.blake2b(str(text).encode(), digest_size=12).hexdigest()}"
+
+    @property
+    def root(self) -> Place:
+        """The beginning of all texts."""
+        if self._root is None:
+            self._root = Place(self.begin(), -1, self._matching)
+        return self._root
+
+    def copy(self) -> Grammar:
+        """Return one that knows the same choices, and learns for itself."""
+        copied = Grammar.__new__(Grammar)
+        vars(copied).update(vars(self))
+        copied._choices = dict(self._choices)
+        copied._lock = Lock()
+        return copied
 
     def choices(self, place: bytes) -> dict[int, float]:
         """Return how often each token was chosen at a place."""
@@ -113,7 +166,7 @@ class Grammar:
                 chains[-1].append((text, token))
             else:
                 chains.append([(text, token)])
-        if len(chains) > _MAX_CHOICES:
+        if not 1 <= len(chains) <= _MAX_CHOICES:
             return {}
         chance = _FORCED if len(chains) == 1 else _CHOICE / len(chains)
         chances: dict[int, float] = {}
@@ -136,6 +189,13 @@ class Grammar:
 class Place:
     """The end of a text as the grammar sees it.
 
+    Drafts, masks and other texts that reach the same place share it while one of them holds it.
+
+    Args:
+        matcher: at this place.
+        before: the token before it; -1: none.
+        lock: held while a matcher is forked.
+
     Attributes:
         matcher: at this place.
         mask: the tokens that may come next; None: the text has ended.
@@ -143,10 +203,12 @@ class Place:
         keys: names of the place, the more special one first, where they are few.
     """
 
-    __slots__ = ("allowed", "keys", "mask", "matcher")
+    __slots__ = ("__weakref__", "_lock", "_next", "allowed", "keys", "mask", "matcher")
 
-    def __init__(self, matcher: GrammarMatcher, before: int) -> None:
+    def __init__(self, matcher: GrammarMatcher, before: int, lock: Lock) -> None:
         self.matcher = matcher
+        self._lock = lock
+        self._next: WeakValueDictionary[int, Place] | None = None
         self.mask: Mask | None = matcher.mask()
         self.allowed: npt.NDArray[np.int32] | None = None
         self.keys: tuple[bytes, ...] = ()
@@ -164,8 +226,16 @@ class Place:
 
     def after(self, token: int) -> Place | None:
         """Return the place after one more token; None if the grammar forbids it."""
-        matcher = self.matcher.fork()
-        return Place(matcher, token) if matcher.accept(token) else None
+        with self._lock:
+            if self._next is None:
+                self._next = WeakValueDictionary()
+            place = self._next.get(token)
+            if place is None:
+                matcher = self.matcher.fork()
+                if not matcher.accept(token):
+                    return None
+                place = self._next[token] = Place(matcher, token, self._lock)
+            return place
 
     def allows(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Return whether each token may come next."""
@@ -184,7 +254,7 @@ class GrammarText:
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._place = Place(grammar.begin(), -1)
+        self._place = grammar.root
 
     def accept(self, tokens: Sequence[int]) -> bool:
         """Go on with the text, and learn the choices made.

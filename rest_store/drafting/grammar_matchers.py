@@ -7,12 +7,15 @@ imported before one of its grammars is used. All that is used of them:
                        fill_next_token_bitmask(mask), is_terminated();
                        TokenizerInfo(vocabulary...), GrammarCompiler(info).compile_*
     llguidance (1.9)   LLMatcher(tokenizer, grammar), try_consume_tokens([id]), deep_copy(),
-                       is_stopped(), get_error(); numpy.fill_next_token_bitmask(matcher, mask);
-                       LLTokenizer.vocab_size, eos_token, decode_bytes([id]); hf.from_tokenizer
+                       is_stopped(), is_error(), get_error(), validate_grammar(grammar, tokenizer),
+                       grammar_from_json_schema(text), grammar_from_regex(text);
+                       numpy.fill_next_token_bitmask(matcher, mask); hf.from_tokenizer;
+                       LLTokenizer.vocab_size, eos_tokens, decode_bytes([id])
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -20,6 +23,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.render import one_line
 from rest_store.errors import ArgumentError, describe
 from rest_store.extras import named_extras
 
@@ -89,7 +93,7 @@ class LlguidanceMatcher:
         self._tokenizer, self._grammar = tokenizer, grammar
         self._matcher = llguidance.LLMatcher(tokenizer, grammar) if matcher is None else matcher
         self._size = int(tokenizer.vocab_size)
-        self._end = int(tokenizer.eos_token)
+        self._ends = [int(end) for end in tokenizer.eos_tokens]
         self._has_ended = False
 
     def accept(self, token: int) -> bool:
@@ -100,7 +104,7 @@ class LlguidanceMatcher:
         if self._has_ended or not 0 <= token < self._size:
             return False
         if self._matcher.is_stopped():
-            self._has_ended = token == self._end
+            self._has_ended = token in self._ends and not self._matcher.is_error()
             return self._has_ended
         return int(self._matcher.try_consume_tokens([token])) == 1
 
@@ -118,16 +122,23 @@ class LlguidanceMatcher:
         """Return the tokens that may come next, as `GrammarMatcher`.
 
         After a whole text only its end.
+
+        Raises:
+            ValueError: llguidance gave up, such as for a grammar that is too complex here.
         """
         if self._has_ended:
             return None
         mask = np.zeros((1, (self._size + 31) // 32), np.int32)
-        if self._matcher.is_stopped():
-            mask.view(np.uint32)[0, self._end // 32] = 1 << self._end % 32
-        else:
+        if not self._matcher.is_stopped():
             from llguidance.numpy import fill_next_token_bitmask
 
             fill_next_token_bitmask(self._matcher, mask)
+        elif not self._matcher.is_error():
+            words = mask.view(np.uint32)[0]
+            for end in self._ends:
+                words[end // 32] |= np.uint32(1 << end % 32)
+        if self._matcher.is_error():
+            raise ValueError(_words(self._matcher))
         row: Mask = mask[0]
         return row
 
@@ -144,7 +155,9 @@ class GrammarDefinition(NamedTuple):
     token_bytes: Sequence[bytes]
 
 
-def open_grammar(compiled: object, tokenizer: object) -> GrammarDefinition:
+def open_grammar(
+    compiled: object, tokenizer: object, ends: Sequence[int] = ()
+) -> GrammarDefinition:
     """Return the definition of a grammar; arguments and errors as `Grammar`."""
     if isinstance(compiled, GrammarDefinition):
         return compiled
@@ -159,29 +172,76 @@ def open_grammar(compiled: object, tokenizer: object) -> GrammarDefinition:
     with named_extras("Grammar"):
         import llguidance
 
-    adapted = (
-        tokenizer if isinstance(tokenizer, llguidance.LLTokenizer) else _ll_tokenizer(tokenizer)
-    )
+    if isinstance(tokenizer, llguidance.LLTokenizer):
+        adapted, token_bytes = tokenizer, _token_bytes(tokenizer)
+    else:
+        adapted, token_bytes = _adapted(tokenizer, tuple(ends))
     if error := llguidance.LLMatcher.validate_grammar(compiled, adapted):
+        found = f"refused by llguidance ({one_line(error)})"
+        raise ArgumentError(describe("grammar", "grammar", found, "one that it takes"))
+    matcher = LlguidanceMatcher(adapted, compiled)
+    try:
+        is_satisfiable = matcher.mask().any()  # type: ignore[union-attr]  # no text has ended
+    except ValueError:
+        is_satisfiable = False
+    if not is_satisfiable:
         raise ArgumentError(
-            describe("grammar", "grammar", f"refused by llguidance ({error})", "one that it takes")
+            describe("grammar", "grammar", "followed by no text", "one that some text follows")
         )
-    token_bytes = [adapted.decode_bytes([token]) for token in range(adapted.vocab_size)]
-    return GrammarDefinition(lambda: LlguidanceMatcher(adapted, compiled), token_bytes)
+    return GrammarDefinition(lambda: matcher.fork(), token_bytes)
 
 
-def compile_json_schema(schema: str, tokenizer: object) -> tuple[object, object]:
-    """Return the arguments of `Grammar` for a JSON schema: by
-    llguidance where it is installed, else by xgrammar.
+def _words(matcher: Any) -> str:
+    """Return why a matcher of llguidance failed, in a line without its state."""
+    error: str = matcher.get_error()
+    return one_line(error.partition("<state>")[0].strip())
+
+
+def json_schema_text(schema: object) -> str:
+    """Return a JSON schema as text; what is text already, without a change of its order.
+
+    Raises:
+        ArgumentError: it is no JSON.
     """
+    try:
+        return json.dumps(json.loads(schema) if isinstance(schema, str | bytes) else schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        found = f"no JSON ({one_line(str(error))})"
+        raise ArgumentError(
+            describe("grammar", "the JSON schema", found, "a JSON schema, or its text")
+        ) from error
+
+
+def compile_json_schema(text: str) -> str:
+    """Return the grammar of a JSON schema as llguidance takes it; errors as `Grammar`."""
     with named_extras("Grammar"):
         import llguidance
 
-    return llguidance.LLMatcher.grammar_from_json_schema(schema), tokenizer
+    return str(llguidance.LLMatcher.grammar_from_json_schema(text))
+
+
+def compile_regex(pattern: str) -> str:
+    """Return the grammar of a regular expression as llguidance takes it; errors as `Grammar`."""
+    if not isinstance(pattern, str):
+        raise ArgumentError(describe("grammar", "regex", f"a {type(pattern).__name__}", "text"))
+    with named_extras("Grammar"):
+        import llguidance
+
+    return str(llguidance.LLMatcher.grammar_from_regex(pattern))
 
 
 @lru_cache(maxsize=8)
-def _ll_tokenizer(tokenizer: object) -> Any:
+def _adapted(tokenizer: object, ends: tuple[int, ...]) -> tuple[Any, list[bytes]]:
+    """Return llguidance's tokenizer for one of transformers, and the bytes of each token."""
     import llguidance.hf
 
-    return llguidance.hf.from_tokenizer(tokenizer)
+    try:
+        adapted = llguidance.hf.from_tokenizer(tokenizer, eos_token=list(ends) or None)
+    except Exception as error:  # as for a tokenizer that is written in Python
+        found = f"a {type(tokenizer).__name__}, refused by llguidance ({one_line(str(error))})"
+        raise ArgumentError(describe("grammar", "tokenizer", found, "a fast tokenizer")) from error
+    return adapted, _token_bytes(adapted)
+
+
+def _token_bytes(tokenizer: Any) -> list[bytes]:
+    return [tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size)]

@@ -1,4 +1,4 @@
-"""The kernel's side of a draft session: of one here, and of one that a service runs."""
+"""The kernel's side of a draft session, in this process and in a service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.draft_options import TopK
+from rest_store.drafting.draft_options import Accepted, TopK
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ContextTypeError, DatastoreClosedError, DatastoreUnavailableError
 
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class OpenStore:
-    """A datastore in this process as a session reads it: its index
-    among the sources, its present shards.
+    """A datastore in this process as a session reads it.
+
+    Attributes:
+        index: its index among the session's sources.
+        store: the datastore.
+        snapshot: the shards that the session reads.
     """
 
     index: int
@@ -47,8 +51,8 @@ def kernel_session(
     """Open the kernel's side of a session.
 
     Args:
-        calibration: what candidates are scored with.
-        sources: of the session; those that are not in this process are passed over.
+        calibration: scores the candidates.
+        sources: of the session; sources of other processes are passed over.
         learn: whether the calibration learns.
 
     Returns:
@@ -68,7 +72,7 @@ def kernel_session(
         elif isinstance(source, RecycledLogits):
             native.use_recycled_logits(index, source.native)
         elif isinstance(source, Store):
-            # First: what comes between is read again.
+            # Take the snapshot before the reader: a change in between is picked up next step.
             datastores[index] = OpenStore(index, source, source.snapshot)
             native.add_store(index, reader_of(source))
     return native, datastores
@@ -77,11 +81,15 @@ def kernel_session(
 def follow_changes(native: NativeSession, datastores: Iterable[OpenStore]) -> None:
     """Read the present shards of live datastores from now on."""
     for opened in datastores:
-        if opened.store.is_live and (snapshot := opened.store.snapshot) is not opened.snapshot:
-            # Whoever reads it is told after the step.
-            with suppress(DatastoreClosedError, DatastoreUnavailableError):
-                native.set_reader(opened.index, reader_of(opened.store))
-                opened.snapshot = snapshot
+        if not opened.store.is_live:
+            continue
+        snapshot = opened.store.snapshot
+        if snapshot is opened.snapshot:
+            continue
+        # A datastore that cannot be read is reported after the step.
+        with suppress(DatastoreClosedError, DatastoreUnavailableError):
+            native.set_reader(opened.index, reader_of(opened.store))
+            opened.snapshot = snapshot
 
 
 # By kernel: a datastore that is closed drops its kernel, and so its reader. All readers of a
@@ -93,10 +101,10 @@ _caches: weakref.WeakKeyDictionary[Store, SuffixCache] = weakref.WeakKeyDictiona
 
 
 def reader_of(store: Store) -> NativeEvidenceReader:
-    """Return the native reader of the shards of `store`, which
-    caches the evidence of short suffixes.
+    """Return the native reader of the shards of `store`, which caches evidence.
 
-    All sessions share it; a live datastore whose shards change has another one.
+    The cache holds the evidence of short suffixes. All sessions share the reader. A live datastore
+    whose shards change has another one.
 
     Raises:
         DatastoreClosedError: `store` is closed.
@@ -105,17 +113,37 @@ def reader_of(store: Store) -> NativeEvidenceReader:
     """
     snapshot = store.snapshot
     snapshot.kernel.require_readable()
-    if (reader := _readers.get(snapshot.kernel)) is None:
-        native = native_kernel()
-        if (cache := _caches.get(store)) is None:
-            cache = _caches.setdefault(
-                store, native.SuffixCache(len(snapshot.views), store.is_live)
-            )
-        made = native.NativeEvidenceReader(
-            snapshot.views, store.vocabulary_size, store.is_live, cache
-        )
-        reader = _readers.setdefault(snapshot.kernel, made)
-    return reader
+    reader = _readers.get(snapshot.kernel)
+    if reader is not None:
+        return reader
+    native = native_kernel()
+    cache = _caches.get(store)
+    if cache is None:
+        cache = _caches.setdefault(store, native.SuffixCache(len(snapshot.views), store.is_live))
+    made = native.NativeEvidenceReader(snapshot.views, store.vocabulary_size, store.is_live, cache)
+    return _readers.setdefault(snapshot.kernel, made)
+
+
+def append_all(where: str, natives: Sequence[NativeSession], accepted: Sequence[Accepted]) -> None:
+    """Append to each of different sessions the output of the target model.
+
+    One call of the kernel, without the GIL.
+
+    Args:
+        where: how messages begin.
+        natives: the sessions.
+        accepted: for each of them; `node_top_k` has the rows of the kernel's latest tree.
+
+    Raises:
+        ContextTypeError: a top-k has a wrong number of rows; nothing was appended.
+    """
+    tokens = [one.tokens for one in accepted]
+    top_k = [one.top_k for one in accepted]
+    node_top_k = [one.node_top_k for one in accepted]
+    try:
+        native_kernel().accept_all(natives, tokens, top_k, node_top_k)
+    except ValueError as error:
+        raise ContextTypeError(f"{where}: {error}") from None
 
 
 def append(
@@ -124,12 +152,5 @@ def append(
     top_k: TopK | None,
     node_top_k: TopK | None,
 ) -> None:
-    """Append what the target model produced, as `DraftSession.accept`.
-
-    Raises:
-        ContextTypeError: another number of rows than there.
-    """
-    try:
-        native.accept(tokens, top_k, node_top_k)
-    except ValueError as error:
-        raise ContextTypeError(f"draft session: {error}") from None
+    """Append to one session, as `append_all`."""
+    append_all("draft session", [native], [Accepted(tokens, top_k, node_top_k)])

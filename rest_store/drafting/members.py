@@ -1,7 +1,7 @@
 """Members of a draft session: whole sessions over some of its sources, run in other processes.
 
-A session asks its members for their trees, drafts its own meanwhile, and merges those that arrive
-in time. A member that is late or fails is left out of the step.
+A session asks its members for their trees, drafts its own meanwhile, and merges the trees that
+arrive in time. A member that is late or fails is left out of the step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from rest_store.errors import ArgumentError, describe
 
 
 class Origins(NamedTuple):
-    """Bits of the origins of a member's tree: its datastores
-    together, and the sources that each member has.
+    """Bits of the origins of a member's tree.
+
+    Attributes:
+        datastores: of all its datastores together.
+        prompt_lookup: of its prompt lookup, which each member has.
+        recycled_logits: the same.
     """
 
     datastores: int
@@ -29,7 +33,7 @@ class Origins(NamedTuple):
     recycled_logits: int
 
 
-_ORIGINS = Origins(1, 2, 4)  # of a member that nobody else's trees are merged with
+_ORIGINS = Origins(1, 2, 4)  # where the member's tree is merged with no other
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,10 @@ class MemberSettings:
 
 
 class Member(Protocol):
-    """A session in another process, over datastores that it has. One thread at a time.
+    """A session in another process, over the datastores of that process. One thread at a time.
 
-    It may be lost at any time; a later `send` then opens it again with the text, at the earliest
-    after a pause that grows with each failure.
+    The connection may break. A later `send` opens the session again with the full text, after a
+    pause that grows with each failure.
 
     Attributes:
         has_references: whether it searches the references of the settings.
@@ -65,13 +69,13 @@ class Member(Protocol):
 
     has_references: bool
 
-    def send(self, limits: DraftOptions) -> None:
-        """Send what was accepted since the last step, and ask for the next tree; waits for nothing.
+    def send(self, options: DraftOptions, /) -> None:
+        """Send the tokens accepted since the last step, and ask for the next tree. Does not wait.
 
         Raises:
-            DeadlineError: the answer to an earlier step has not come yet. What was accepted is
-                kept.
-            ServiceError: it cannot be sent now; the subclass says why.
+            DeadlineError: the answer to an earlier step has not come yet. The accepted tokens are
+                sent with a later step.
+            ServiceError: the request cannot be sent now; the subclass says why.
             TokenizerMismatchError: the datastores have another tokenizer.
         """
 
@@ -82,26 +86,26 @@ class Member(Protocol):
             timeout: seconds to wait at most; None: as long as the source says.
 
         Returns:
-            A tree within the limits, parents before children, with the origins of the settings, and
-            with scores of which none is greater than the parent's.
+            A tree of that step's options, with the origins of the settings. Parents come before
+            children, and no score is greater than the parent's (`require_tree`).
 
         Raises:
-            DeadlineError: it has not come in time. It is skipped when it comes.
-            ServiceError: no answer, or one that is no such tree; the subclass says why.
+            DeadlineError: the tree has not come in time. It is skipped when it comes.
+            ServiceError: no answer, or a malformed one; the subclass says why.
             TokenizerMismatchError: the datastores have another tokenizer.
         """
 
     def accept(
         self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None
     ) -> None:
-        """Keep for the next step what `DraftSession.accept` was told.
+        """Hold the arguments of `DraftSession.accept` for the next step.
 
         Args:
             tokens: the new tokens.
-            top_k: of these, as there.
-            node_top_k: [1 + N, k], after the text before, and after each of the N nodes of the tree
-                that this member has returned since then, rows of -1 where unknown; None: nothing is
-                known. Without such a tree, N is 0.
+            top_k: of these tokens, as there.
+            node_top_k: [1 + N, k], the likely tokens after the text before, and after each of the N
+                nodes of the tree that this member has returned since then. Rows are -1 where
+                unknown; None: all are unknown. Without such a tree, N is 0.
         """
 
     def close(self) -> None:
@@ -110,8 +114,7 @@ class Member(Protocol):
 
 @runtime_checkable
 class MemberSource(Protocol):
-    """A source in other processes that run whole draft sessions
-    over it: a `DatastoreClient`, or your own.
+    """A source whose sessions run in other processes: a `DatastoreClient`, or your own.
 
     In figures and messages it has the name that `str` gives it.
     """
@@ -121,7 +124,7 @@ class MemberSource(Protocol):
     ) -> Sequence[Member]:
         """Return the members of a new session: one, or one for each partition of the datastores.
 
-        Waits for nothing. Where the service is known to answer, the session is opened ahead of its
+        Does not wait. Where the service is known to answer, the session is opened ahead of its
         first step.
 
         Args:
@@ -130,32 +133,45 @@ class MemberSource(Protocol):
         """
 
 
-def require_tree(where: str, tree: object, max_nodes: int) -> None:
-    """Check a tree as it comes from a member, which may be anybody's code.
+def require_tree(where: str, tree: object, options: DraftOptions) -> None:
+    """Check a tree where it enters a session: a member may be anybody's code.
+
+    A `TokenTree` has valid columns, and parents before their children. This checks the rest.
+
+    Args:
+        where: how messages begin.
+        tree: the tree.
+        options: of the draft that the member was asked for.
 
     Raises:
-        ArgumentError: it is no `TokenTree`, has more than `max_nodes` nodes, a negative token, no
-            scores or origins, or a score that is not between 0 and its parent's (1 for a child of
-            the context).
+        ArgumentError: not a `TokenTree`; more nodes than `options` allow, or branches in a chain; a
+            negative token; no scores or origins; or a score that is not between 0 and its parent's
+            (1 for a child of the context).
     """
     if not isinstance(tree, TokenTree):
         raise ArgumentError(describe(where, "tree", f"a {type(tree).__name__}", "a TokenTree"))
-    if len(tree) > max_nodes:
-        raise ArgumentError(describe(where, "number of nodes", len(tree), f"at most {max_nodes}"))
-    if tree.scores is None or tree.origins is None:
-        raise ArgumentError(describe(where, "tree", "without scores or origins", "both"))
-    if not len(tree):
-        return
-    if (least := int(tree.tokens.min())) < 0:
-        raise ArgumentError(describe(where, "a token", least, "an id"))
-    # The last one stands for parent -1.
-    of_parents = np.append(tree.scores, np.float32(1))[tree.parents]
-    # Not a number is wrong, too.
-    wrong = np.flatnonzero(~((tree.scores >= 0) & (tree.scores <= of_parents)))
-    if wrong.size:
-        node = int(wrong[0])
+    size = len(tree)
+    if size > options.max_nodes:
         raise ArgumentError(
-            describe(
-                where, f"the score of node {node}", float(tree.scores[node]), "0 to its parent's"
-            )
+            describe(where, "number of nodes", size, f"at most {options.max_nodes}")
+        )
+    if tree.scores is None or tree.origins is None:
+        raise ArgumentError(f"{where}: a tree has no scores or no origins, expected both")
+    if not size:
+        return
+    smallest = int(tree.tokens.min())
+    if smallest < 0:
+        raise ArgumentError(describe(where, "a token", smallest, "an id"))
+    parents = tree.parents
+    if options.is_chain and not np.array_equal(parents, np.arange(-1, size - 1)):
+        raise ArgumentError(f"{where}: a tree has branches, expected a chain")
+    # The last element stands for parent -1.
+    parents_scores = np.append(tree.scores, np.float32(1))[parents]
+    # Written so that NaN is wrong, too.
+    is_wrong = ~((tree.scores >= 0) & (tree.scores <= parents_scores))
+    if is_wrong.any():
+        node = int(np.argmax(is_wrong))
+        score = float(tree.scores[node])
+        raise ArgumentError(
+            describe(where, f"the score of node {node}", score, "0 to its parent's")
         )

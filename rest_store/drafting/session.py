@@ -1,6 +1,4 @@
-"""Draft sessions: one generation's drafting side, which makes a
-calibrated draft tree from all sources, best first.
-"""
+"""A draft session: the drafting side of one generation, with a calibrated tree for each step."""
 
 from __future__ import annotations
 
@@ -16,21 +14,26 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.draft_options import (
+    Accepted,
     DraftOptions,
     parse_references,
     parse_tokens,
-    parse_top_k,
 )
-from rest_store.drafting.kernel_session import append
-from rest_store.drafting.session_sources import Drop, SessionSources, draft_step
+from rest_store.drafting.session_sources import Drop, SessionSources
 from rest_store.drafting.sources import require_source_timeout, require_sources
-from rest_store.errors import DataFileError, QueryError, describe
+from rest_store.drafting.steps import Drafted, accept_step, draft_step
+from rest_store.errors import DataFileError
 
 _MAX_ERROR_LENGTH = 300  # characters
 
 
 class Absence(NamedTuple):
-    """For how many steps in a row a session has gone on without a source, and why, as text."""
+    """A source that a session goes on without.
+
+    Attributes:
+        steps: how many steps in a row.
+        reason: the name of the source, and the error of the latest step.
+    """
 
     steps: int
     reason: str
@@ -38,34 +41,43 @@ class Absence(NamedTuple):
 
 @dataclass
 class SessionStatistics:
-    """What a session has done so far.
+    """The steps of a session so far.
 
     Attributes:
         steps: calls of `draft`.
         dropped: steps that went on without a source, or without one of its partitions, by its name
             and the reason: "error", "late" or "tokenizer".
         absent: the sources that the latest step went on without, by name.
+        waited: seconds that the latest step waited for services.
     """
 
     steps: int = 0
     dropped: dict[tuple[str, str], int] = field(default_factory=dict)
     absent: dict[str, Absence] = field(default_factory=dict)
+    waited: float = field(default=0.0, compare=False)
 
-    def add_step(self, drops: Sequence[Drop]) -> None:
-        """Count a step that went on without some sources."""
+    def add_step(self, drafted: Drafted) -> None:
+        """Count a step."""
         self.steps += 1
-        if not drops and not self.absent:
+        self.waited = drafted.waited
+        if not drafted.drops and not self.absent:
             return
-        before, self.absent = self.absent, {}
+        before = self.absent
+        self.absent = {}
         # Partitions of a source count once.
-        for source, why, error in {drop.source: drop for drop in drops}.values():
-            self.dropped[source, why] = self.dropped.get((source, why), 0) + 1
+        drop_of_source = {drop.source: drop for drop in drafted.drops}
+        for source, drop in drop_of_source.items():
+            self._add_drop(drop)
             steps = before[source].steps + 1 if source in before else 1
-            self.absent[source] = Absence(steps, f"{source}: {error[:_MAX_ERROR_LENGTH]}")
+            self.absent[source] = Absence(steps, f"{source}: {drop.text[:_MAX_ERROR_LENGTH]}")
+
+    def _add_drop(self, drop: Drop) -> None:
+        key = drop.source, drop.why
+        self.dropped[key] = self.dropped.get(key, 0) + 1
 
 
 class DraftSession:
-    """One generation's drafting: holds its text, asks the sources, learns from what was accepted.
+    """The drafting of one generation: it holds the text, asks the sources, and learns.
 
     Args:
         sources: at most 8: a `PromptLookup`, a `RecycledLogits`, and up to 6 of `Datastore`,
@@ -84,23 +96,23 @@ class DraftSession:
             Services search them, too, unless their clients keep the text.
 
     Raises:
-        SourceError: an object is not a source, is given twice, or there are too many; or there are
+        SourceError: an object is not a source, is there twice, or there are too many; or there are
             references, but no prompt lookup.
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it
             could not be read.
-        DataFileError: `calibration` is something else.
+        DataFileError: `calibration` is no Calibration.
         ArgumentError: `source_timeout` out of range.
-        ContextTypeError, QueryError: `prompt`, or a reference, is not 1-D integers of 0 .. 2^31 -
-            1.
+        ContextTypeError, QueryError: `prompt`, or a reference, is not 1-D integers of
+            0 .. 2^31 - 1.
         NativeKernelError: the kernel was not compiled.
 
     Learning keeps scores accurate on new text: about as many tokens are accepted as the scores
-    promise. With `costs`, the size of a tree depends on that. Trees of a fixed size do not get more
-    tokens accepted.
+    promise. With `costs`, the size of a tree depends on that. Learning does not improve trees of a
+    fixed size.
 
     A service runs a whole session over its datastores, with prompt lookup and recycled logits. The
-    trees that arrive in time are merged with that of the datastores in this process; where none
-    arrives, what is in this process drafts alone. A datastore that is closed, or whose files are
+    trees that arrive in time are merged with the tree of the datastores in this process; where none
+    arrives, the sources in this process draft alone. A datastore that is closed, or whose files are
     truncated while it is open, is left out from then on.
 
     Not thread-safe: one thread at a time. A context manager; `close` ends it.
@@ -120,15 +132,13 @@ class DraftSession:
         require_sources("draft session", sources)
         require_source_timeout("draft session", source_timeout)
         if calibration is not None and not isinstance(calibration, Calibration):
-            expected = "a Calibration; Calibration.load(path) reads one"
             raise DataFileError(
-                describe(
-                    "draft session", "calibration", f"a {type(calibration).__name__}", expected
-                )
+                f"draft session: calibration is of the type {type(calibration).__name__}, expected"
+                " a Calibration; Calibration.load(path) reads one"
             )
         self.calibration = Calibration.default() if calibration is None else calibration
         self.statistics = SessionStatistics()
-        self.sources = SessionSources(  # for batches, too; no public interface
+        self._sources = SessionSources(  # `batch.py` reads it, too
             sources,
             self.calibration,
             parse_tokens("prompt", prompt),
@@ -140,7 +150,12 @@ class DraftSession:
 
     def __len__(self) -> int:
         """Return the number of tokens of prompt and output so far."""
-        return int(self.sources.native.length())
+        return int(self._sources.native.length())
+
+    @property
+    def service_origins(self) -> int:
+        """The origins of the sources in other processes, as a bitmask."""
+        return self._sources.service_origins
 
     def draft(
         self,
@@ -181,14 +196,11 @@ class DraftSession:
         KeyboardInterrupt, passes through, and the session is as if nothing had been drafted since
         the last `accept`.
         """
-        self.sources.require_open("draft")
-        [tree] = draft_step(
-            [self.sources],
-            [DraftOptions.from_arguments(max_nodes, costs, shape)],
-            services=services,
-        )
-        self.statistics.add_step(self.sources.drops)
-        return tree
+        self._sources.require_open("draft")
+        options = DraftOptions.from_arguments(max_nodes, costs, shape)
+        [drafted] = draft_step([self._sources], [options], services=services)
+        self.statistics.add_step(drafted)
+        return drafted.tree
 
     def accept(
         self,
@@ -197,33 +209,40 @@ class DraftSession:
         *,
         node_top_k: npt.ArrayLike | None = None,
     ) -> None:
-        """Append what the target model produced: accepted draft
-        tokens and the bonus token, or any others.
+        """Append the output of the target model: accepted draft tokens and the bonus token.
 
         Args:
-            tokens: 1-D integers, at least one.
-            top_k: int[n, k], the model's k most likely tokens after each of `tokens` and, in the
-                rows before, of the tokens before them; -1: unknown, as after the bonus token, which
-                the model has not read yet. A token outside the vocabulary ends a row.
+            tokens: 1-D integers, at least one; any tokens, drafted or not.
+            top_k: int[n, k], the model's k most likely tokens after each of `tokens`. More rows
+                belong to the tokens before these. -1: unknown, as after the bonus token, which the
+                model has not read yet. A token outside the vocabulary ends a row.
             node_top_k: int[1 + N, k], the same after the context (row 0) and after each node of the
                 tree drafted since the last `accept`, in its order, accepted or not. Without such a
                 tree, N is 0.
 
         Raises:
-            ContextTypeError, QueryError: `tokens`, or a top-k, is not as above.
+            ContextTypeError, QueryError: `tokens`, or a top-k, has another type, shape or range.
             SessionClosedError: after `close`.
         """
-        self.sources.require_open("accept")
-        new = parse_tokens("tokens", tokens)
-        if new.size == 0:
-            raise QueryError(describe("accept", "tokens", "empty", "at least one token"))
-        rows, node_rows = parse_top_k("top_k", top_k), parse_top_k("node_top_k", node_top_k)
-        append(self.sources.native, new, rows, self.sources.rows_here(node_rows))
-        self.sources.accept(new, rows, node_rows)
+        self._sources.require_open("accept")
+        accepted = Accepted.from_arguments("accept", tokens, top_k, node_top_k)
+        accept_step("draft session", [self._sources], [accepted])
+
+    def record_candidates(self, on: bool) -> None:
+        """Record the candidates of each step from now on, to fit a calibration to; or stop."""
+        self._sources.native.record(on)
+
+    def recorded_candidates(self) -> tuple[bytes, bytes, bytes]:
+        """Return the candidates recorded since the last call, as `Calibration.fit` takes them.
+
+        Returns:
+            The bytes of features float32[rows, F], labels uint8[rows] and ends uint32[positions].
+        """
+        return self._sources.native.recorded()
 
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""
-        self.sources.close()
+        self._sources.close()
 
     def __enter__(self) -> DraftSession:
         return self

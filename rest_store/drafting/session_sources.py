@@ -1,34 +1,26 @@
-"""The sources of draft sessions as their steps ask them: the
-kernel's sessions here, and members elsewhere.
-"""
+"""The sources of one draft session: the kernel's session in this process, and members elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.draft_options import DraftOptions, TopK
-from rest_store.drafting.grammar import (
-    ConstrainedTree,
-    Grammar,
-    GrammarText,
-    GrammarTree,
-    constrained,
-)
+from rest_store.drafting.draft_options import Accepted, DraftOptions, TopK
+from rest_store.drafting.grammar import ConstrainedTree, Grammar
 from rest_store.drafting.kernel_session import follow_changes, kernel_session
 from rest_store.drafting.members import Member, MemberSettings, MemberSource, Origins, require_tree
-from rest_store.drafting.merge import merge_trees
+from rest_store.drafting.merge import merge_trees, tree_from_columns
+from rest_store.drafting.session_grammar import SessionGrammar, unconstrained
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, source_names
 from rest_store.errors import (
     ContextTypeError,
@@ -41,10 +33,10 @@ from rest_store.errors import (
 )
 
 if TYPE_CHECKING:
-    from rest_store._kernel import PackedDraft
+    from rest_store._kernel import ScoredColumns
 
-# Of each node of a source's tree, the node of the session's that it became; -1: none.
-Nodes = npt.NDArray[np.int32]
+# For each node of a source's tree, the index of the node of the session's tree; -1: none.
+NodeIndices = npt.NDArray[np.int32]
 _NO_NODES = np.zeros(0, np.int32)
 
 
@@ -62,8 +54,8 @@ class Drop(NamedTuple):
     text: str
 
     @classmethod
-    def of(cls, source: str, error: Exception) -> Drop:
-        """Return a source because of `error`."""
+    def from_error(cls, source: str, error: Exception) -> Drop:
+        """Return the drop of a source that raised `error`."""
         why = "error"
         if isinstance(error, TokenizerMismatchError):
             why = "tokenizer"
@@ -79,16 +71,19 @@ class OpenMember:
     Attributes:
         source: name of its source.
         member: the member.
-        nodes: of its tree since the latest `accept`; None: whether it has one is unknown.
+        nodes: for each node of the member's last tree, its index in the session's tree; None if it
+            is unknown whether there is such a tree.
     """
 
     source: str
     member: Member
-    nodes: Nodes | None = None
+    nodes: NodeIndices | None = None
 
 
 class SessionSources:
-    """The sources of one session, for `DraftSession` and for batches of sessions.
+    """The sources of one session, as the steps of a session or of many ask them.
+
+    A step calls `send`, the kernel, `receive` and `merge`, in this order (`steps.py`).
 
     Args:
         sources, calibration, learn, timeout: as in `DraftSession`.
@@ -98,10 +93,10 @@ class SessionSources:
 
     Attributes:
         native: the kernel's side of the session.
-        datastores: those in this process, by index.
-        members: the sessions elsewhere.
-        elsewhere: origins of these, as a bitmask.
-        waited: seconds that the latest step spent on these.
+        datastores: datastores in this process, by index.
+        members: the sessions in other processes.
+        service_origins: origins of the sources in other processes, as a bitmask.
+        waited: seconds that the latest step waited for members.
 
     Raises:
         SourceError: there are references, but no prompt lookup.
@@ -121,116 +116,104 @@ class SessionSources:
         tokenizer: TokenizerIdentity | None,
         timeout: float | None,
     ) -> None:
+        if references and not any(isinstance(source, PromptLookup) for source in sources):
+            raise SourceError(
+                "draft session: references without a PromptLookup among the sources, expected one"
+                " to search them"
+            )
         self.native, self.datastores = kernel_session(calibration, sources, learn=learn)
-        self._names = source_names(sources)
         self.members: list[OpenMember] = []
-        self.elsewhere = 0
+        self.service_origins = 0
         self.waited = 0.0
-        self._left_out: list[Drop] = []  # for good
-        self._drops: list[Drop] = []  # from this step
+        self._names = source_names(sources)
         self._timeout = timeout
-        self._closed = False
-        self._waiting: list[OpenMember] = []  # of this step: members whose answers have not come
-        self._ends: float | None = None  # `time.monotonic`, when it waits no longer
-        self._most_nodes = 0  # of a tree of this step
-        self._answers: list[tuple[OpenMember, TokenTree]] = []
-        # Drafted since the last `accept`, if a member's tree is a part of it.
+        self._is_closed = False
+        self._grammar: SessionGrammar | None = None
+        self._permanent_drops: list[Drop] = []
+        self._step_drops: list[Drop] = []  # of this step
+        self._waiting: list[OpenMember] = []  # members whose trees have not come in this step
+        self._deadline: float | None = None  # of this step, as of `time.monotonic`
+        self._options = DraftOptions(0)  # of this step
+        self._answers: list[tuple[OpenMember, TokenTree]] = []  # of this step
+        # The tree since the last `accept`, if a member's tree is in it.
         self._merged: TokenTree | None = None
-        self._nodes = _NO_NODES  # of the kernel's tree
-        self._grammar: GrammarText | None = None
-        self._grammar_tree: GrammarTree | None = None  # of this step
-        self._grammar_origin = 0
-        for opened in list(self.datastores.values()):
+        self._kernel_nodes = _NO_NODES  # of the kernel's tree in `_merged`
+        identity = self._leave_out_other_tokenizers(tokenizer)
+        if identity is not None:
+            self.native.limit_tokens(identity.vocabulary_size)
+        for reference in references:
+            self.native.add_reference(reference)
+        self.native.prompt(prompt)
+        self._open_grammar(sources)
+        self._open_members(sources, references, identity, learn=learn)
+        self._searches_references = bool(references) and not all(
+            opened.member.has_references for opened in self.members
+        )
+
+    def _leave_out_other_tokenizers(
+        self, tokenizer: TokenizerIdentity | None
+    ) -> TokenizerIdentity | None:
+        """Leave out datastores of another tokenizer than the session's; return the latter."""
+        for index, opened in list(self.datastores.items()):
             if tokenizer is None:
                 tokenizer = opened.store.tokenizer
             try:
                 tokenizer.require_same(opened.store.tokenizer, "draft session")
             except TokenizerMismatchError as error:
-                self._leave_out_datastore(opened.index, Drop.of(self._names[opened.index], error))
-        if tokenizer is not None:
-            self.native.limit_tokens(tokenizer.vocabulary_size)
-        bits = {type(source): 1 << index for index, source in enumerate(sources)}
-        if references and PromptLookup not in bits:
-            raise SourceError(
-                describe(
-                    "draft session", "sources", "without a PromptLookup", "one, for the references"
-                )
-            )
-        for reference in references:
-            self.native.add_reference(reference)
-        self.native.prompt(prompt)
-        recycled = next(
-            (source.key for source in sources if isinstance(source, RecycledLogits)), None
-        )
-        for index, (name, source) in enumerate(zip(self._names, sources, strict=True)):
-            if isinstance(source, Grammar):
-                self._open_grammar(index, source)
+                self._leave_out_datastore(index, Drop.from_error(self._names[index], error))
+        return tokenizer
+
+    def _open_grammar(self, sources: Sequence[object]) -> None:
+        for index, source in enumerate(sources):
+            if not isinstance(source, Grammar):
+                continue
+            try:
+                self._grammar = SessionGrammar(source, 1 << index, self._report_grammar)
+            except Exception as error:
+                self._permanent_drops.append(Drop.from_error(self._names[index], error))
+                return
+            self.native.use_filter(index, self._grammar.filter)
+
+    def _report_grammar(self, error: Exception) -> None:
+        self._permanent_drops.append(Drop.from_error("grammar", error))
+
+    def _open_members(
+        self,
+        sources: Sequence[object],
+        references: Sequence[npt.NDArray[np.int32]],
+        tokenizer: TokenizerIdentity | None,
+        *,
+        learn: bool,
+    ) -> None:
+        """Open the sessions of the sources in other processes."""
+        lookup_origin = 0
+        logits_origin = 0
+        logits_key = None
+        for index, source in enumerate(sources):
+            if isinstance(source, PromptLookup):
+                lookup_origin = 1 << index
+            elif isinstance(source, RecycledLogits):
+                logits_origin = 1 << index
+                logits_key = source.key
+        for index, source in enumerate(sources):
             if isinstance(source, Store | PromptLookup | RecycledLogits | Grammar):
                 continue
             assert isinstance(source, MemberSource)  # as `require_sources` has checked
-            self.elsewhere |= 1 << index
-            origins = Origins(1 << index, bits.get(PromptLookup, 0), bits.get(RecycledLogits, 0))
+            self.service_origins |= 1 << index
             settings = MemberSettings(
-                learn, tokenizer, PromptLookup in bits, references, recycled, origins
+                learn,
+                tokenizer,
+                bool(lookup_origin),
+                references,
+                logits_key,
+                Origins(1 << index, lookup_origin, logits_origin),
             )
+            name = self._names[index]
             try:
-                self.members += [
-                    OpenMember(name, member) for member in source.members(settings, self._text)
-                ]
+                for member in source.members(settings, self._text):
+                    self.members.append(OpenMember(name, member))
             except Exception as error:
-                self._left_out.append(Drop.of(name, error))
-        self._searches_references = bool(references) and not all(
-            one.member.has_references for one in self.members
-        )
-
-    # --- a grammar --------------------------------------------------------------------------------
-
-    def _open_grammar(self, index: int, grammar: Grammar) -> None:
-        try:
-            self._grammar = GrammarText(grammar)
-        except Exception as error:
-            self._left_out.append(Drop.of(self._names[index], error))
-            return
-        self._grammar_origin = 1 << index
-        self.native.use_filter(index, self._filter)
-
-    def _filter(self, *candidates: Any) -> tuple[bytes, bytes] | None:
-        """Filter the candidates of a node (`GrammarTree.filter`).
-
-        Without a grammar, or if it fails, keep them.
-        """
-        if self._grammar is None or self._grammar_tree is None:
-            return None
-        try:
-            return self._grammar_tree.filter(*candidates)
-        except Exception as error:
-            self._leave_out_grammar(error)
-            return None
-
-    def _constrained(self, tree: TokenTree, limits: DraftOptions) -> ConstrainedTree:
-        """Return the tree of a member as the grammar leaves it."""
-        if self._grammar is not None:
-            try:
-                return constrained(tree, self._grammar.tree(), limits, self._grammar_origin)
-            except Exception as error:
-                self._leave_out_grammar(error)
-        return ConstrainedTree(tree, np.arange(len(tree), dtype=np.int32))
-
-    def _leave_out_grammar(self, error: Exception) -> None:
-        """Go on without the grammar."""
-        self._grammar = None
-        self._left_out.append(Drop.of("grammar", error))
-
-    def _accept_in_grammar(self, tokens: list[int]) -> None:
-        if self._grammar is None:
-            return
-        try:
-            is_in_grammar = self._grammar.accept(tokens)
-        except Exception as error:
-            self._leave_out_grammar(error)
-            return
-        if not is_in_grammar:
-            self._leave_out_grammar(ValueError("the text has left the grammar"))
+                self._permanent_drops.append(Drop.from_error(name, error))
 
     def _text(self) -> npt.NDArray[np.int32]:
         return np.frombuffer(self.native.text(), np.int32)
@@ -238,48 +221,52 @@ class SessionSources:
     @property
     def drops(self) -> list[Drop]:
         """The sources that the latest step goes on without."""
-        return self._left_out + self._drops
+        return self._permanent_drops + self._step_drops
 
     # --- a step -----------------------------------------------------------------------------------
 
     @property
-    def drafts_here(self) -> bool:
-        """Whether the kernel's tree is a part of the session's, also if members answer."""
+    def uses_kernel(self) -> bool:
+        """Whether the kernel drafts in each step, also where members answer."""
         return not self.members or bool(self.datastores) or self._searches_references
 
-    def send(self, limits: DraftOptions, *, services: bool) -> None:
-        """Ask the members for the next step, if `services` are to be asked."""
-        self._grammar_tree = None if self._grammar is None else self._grammar.tree()
-        self._merged, self._drops, self._answers, self._waiting, self.waited = None, [], [], [], 0.0
-        self._most_nodes = limits.max_nodes
-        if not self.members:
+    def send(self, options: DraftOptions, *, services: bool) -> None:
+        """Begin a step: ask the members for their trees, if `services` are to be asked."""
+        self._options = options
+        self._merged = None
+        self._step_drops = []
+        self._answers = []
+        self._waiting = []
+        self.waited = 0.0
+        if self._grammar is not None:
+            self._grammar.begin_step()
+        for opened in self.members:
+            opened.nodes = None
+        if not self.members or not services:
             return
         began = perf_counter()
-        self._ends = None if self._timeout is None else monotonic() + self._timeout
+        self._deadline = None if self._timeout is None else monotonic() + self._timeout
         for opened in self.members.copy():
-            opened.nodes = None
-            if not services:
-                continue
             try:
-                opened.member.send(limits)
+                opened.member.send(options)
             except Exception as error:
                 self._drop(opened, error)
             else:
                 self._waiting.append(opened)
-        self.waited = perf_counter() - began if services else 0.0
+        self.waited = perf_counter() - began
 
     def receive(self) -> bool:
         """Wait for the members' trees; return whether one has come."""
         if not self._waiting:
             return False
         began = perf_counter()
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for opened in waiting:
+            timeout = None if self._deadline is None else max(0.0, self._deadline - monotonic())
             try:
-                tree = opened.member.receive(
-                    None if self._ends is None else max(0.0, self._ends - monotonic())
-                )
-                require_tree(opened.source, tree, self._most_nodes)
+                tree = opened.member.receive(timeout)
+                require_tree(opened.source, tree, self._options)
             except Exception as error:
                 self._drop(opened, error)
             else:
@@ -287,31 +274,37 @@ class SessionSources:
         self.waited += perf_counter() - began
         return bool(self._answers)
 
-    def merge(self, here: PackedDraft | None, limits: DraftOptions) -> TokenTree:
+    def merge(self, columns: ScoredColumns | None) -> TokenTree:
         """Return the draft of the step.
 
         Args:
-            here: the kernel's; None: it has made none, and a member's has come.
-            limits: as in `send`.
+            columns: the kernel's tree; None: the kernel has not drafted, and a member's tree has
+                come.
         """
-        if not self._answers and here is not None:
-            return _tree_of(here)
-        of_members = [self._constrained(tree, limits) for _, tree in self._answers]
-        trees = [one.tree for one in of_members]
-        if here is None:
+        if columns is None:
             self.native.forget()
-        else:
-            trees.append(_tree_of(here))
+        elif not self._answers:
+            return tree_from_columns(columns)
+        constrained = [self._constrain(tree) for _, tree in self._answers]
+        trees = [one.tree for one in constrained]
+        if columns is not None:
+            trees.append(tree_from_columns(columns))
         if len(trees) == 1:
-            merged, nodes = trees[0], [np.arange(len(trees[0]), dtype=np.int32)]
+            merged = trees[0]
+            indices = [np.arange(len(merged), dtype=np.int32)]
         else:
-            merged, nodes = merge_trees(trees, limits)
-        for (opened, _), member, of_session in zip(self._answers, of_members, nodes, strict=False):
-            # A node of the member's tree may be none of the constrained one.
-            opened.nodes = np.append(of_session, np.int32(-1))[member.nodes]
-        self._nodes = _NO_NODES if here is None else nodes[-1]
+            merged, indices = merge_trees(trees, self._options)
+        for number, (opened, _) in enumerate(self._answers):
+            # Index -1, a node that the grammar has removed, reads the element that is appended.
+            opened.nodes = np.append(indices[number], np.int32(-1))[constrained[number].nodes]
+        self._kernel_nodes = _NO_NODES if columns is None else indices[-1]
         self._merged = merged
         return merged
+
+    def _constrain(self, tree: TokenTree) -> ConstrainedTree:
+        if self._grammar is None:
+            return unconstrained(tree)
+        return self._grammar.constrain(tree, self._options)
 
     def forget(self) -> None:
         """Discard the latest draft, as if none had been made since the last `accept`."""
@@ -320,91 +313,99 @@ class SessionSources:
         for opened in self.members:
             opened.nodes = None
 
-    # --- what was accepted ------------------------------------------------------------------------
+    # --- accepted tokens --------------------------------------------------------------------------
 
-    def rows_here(self, node_top_k: TopK | None) -> TopK | None:
-        """Return the rows of `node_top_k` that belong to the kernel's tree.
-
-        That of `accept` to the session's.
+    def for_kernel(self, accepted: Accepted) -> Accepted:
+        """Return accepted tokens with the rows of `node_top_k` that belong to the kernel's tree.
 
         Raises:
             ContextTypeError: there are not as many rows as the merged tree needs.
         """
+        node_top_k = accepted.node_top_k
         if node_top_k is None or self._merged is None:
-            return node_top_k
-        if len(node_top_k) != 1 + len(self._merged):
-            found, expected = f"of shape {list(node_top_k.shape)}", f"[{1 + len(self._merged)}, k]"
-            raise ContextTypeError(describe("draft session", "node_top_k", found, expected))
-        return _rows_of(self._nodes, node_top_k)
+            return accepted
+        expected_rows = 1 + len(self._merged)
+        if len(node_top_k) != expected_rows:
+            shape = list(node_top_k.shape)
+            raise ContextTypeError(
+                describe(
+                    "draft session", "node_top_k", f"of shape {shape}", f"[{expected_rows}, k]"
+                )
+            )
+        return accepted._replace(node_top_k=_rows_of_nodes(self._kernel_nodes, node_top_k))
 
-    def accept(
-        self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None
-    ) -> None:
-        """Tell the members what the kernel has appended; those that raise have lost the text."""
-        self._accept_in_grammar(tokens.tolist())
+    def accept(self, accepted: Accepted) -> None:
+        """Pass accepted tokens on to members and grammar, after the kernel has appended them.
+
+        A member that raises has lost the text, and is left out from then on.
+        """
+        if self._grammar is not None:
+            self._grammar.accept(accepted.tokens.tolist())
         for opened in self.members.copy():
+            rows = _rows_of_nodes(opened.nodes, accepted.node_top_k)
             try:
-                opened.member.accept(tokens, top_k, _rows_of(opened.nodes, node_top_k))
+                opened.member.accept(accepted.tokens, accepted.top_k, rows)
             except Exception as error:
-                self._leave_out_member(opened, Drop.of(opened.source, error))
+                self._leave_out_member(opened, Drop.from_error(opened.source, error))
             opened.nodes = _NO_NODES
         self._merged = None
 
     # --- sources that fail ------------------------------------------------------------------------
 
+    def follow_changes(self) -> None:
+        """Read the present shards of live datastores from now on."""
+        follow_changes(self.native, self.datastores.values())
+
     def leave_out_unreadable(self) -> bool:
         """Leave out datastores that have lost a page or were closed; return whether any were."""
-        faults = {
-            index: fault for index, opened in self.datastores.items() if (fault := opened.fault())
-        }
+        faults = {index: opened.fault() for index, opened in self.datastores.items()}
         for index, fault in faults.items():
-            self._leave_out_datastore(index, Drop(self._names[index], "error", fault))
-        return bool(faults)
+            if fault:
+                self._leave_out_datastore(index, Drop(self._names[index], "error", fault))
+        return any(faults.values())
 
     def _leave_out_datastore(self, index: int, drop: Drop) -> None:
         """Draft without a datastore from now on; every step counts that."""
         del self.datastores[index]
         self.native.remove_store(index)
-        self._left_out.append(drop)
+        self._permanent_drops.append(drop)
 
     def _drop(self, opened: OpenMember, error: Exception) -> None:
         """Go on without a member: in this step, or for good if it has another tokenizer."""
-        drop = Drop.of(opened.source, error)
+        drop = Drop.from_error(opened.source, error)
         if drop.why == "tokenizer":
             self._leave_out_member(opened, drop)
         else:
-            self._drops.append(drop)
+            self._step_drops.append(drop)
 
     def _leave_out_member(self, opened: OpenMember, drop: Drop) -> None:
-        self._left_out.append(drop)
+        self._permanent_drops.append(drop)
         self.members.remove(opened)
         with suppress(Exception):
             opened.member.close()
 
     def require_open(self, where: str) -> None:
         """Raise SessionClosedError after `close`."""
-        if self._closed:
-            raise SessionClosedError(describe(where, "the session", "closed", "open"))
+        if self._is_closed:
+            raise SessionClosedError(f"{where}: the session is closed")
 
     def close(self) -> None:
-        """End the sessions elsewhere; may be called again."""
-        self._closed = True
+        """End the sessions in other processes; may be called again."""
+        self._is_closed = True
         for opened in self.members:
             with suppress(Exception):  # the others are closed, too
                 opened.member.close()
 
 
-def _tree_of(draft: PackedDraft) -> TokenTree:
-    packed, scores, origins = draft
-    return TokenTree.from_packed(packed, (0, 0), scores, origins)
+def _rows_of_nodes(nodes: NodeIndices | None, node_top_k: TopK | None) -> TopK | None:
+    """Return the rows of likely tokens for the tree of one source.
 
-
-def _rows_of(nodes: Nodes | None, node_top_k: TopK | None) -> TopK | None:
-    """Return the rows of `node_top_k`, [1 + M, k] of the session's
-    tree, that belong to the tree of a source.
+    Args:
+        nodes: for each of the N nodes of the source's tree, its index in the session's tree.
+        node_top_k: [1 + M, k], of the session's tree.
 
     Returns:
-        [1 + N, k], rows of -1 where nothing is known; None: nothing is known of any.
+        [1 + N, k], rows of -1 where unknown; None: all are unknown.
     """
     if nodes is None or node_top_k is None:
         return None
@@ -412,63 +413,3 @@ def _rows_of(nodes: Nodes | None, node_top_k: TopK | None) -> TopK | None:
     indices = np.where(nodes >= 0, nodes + 1, len(node_top_k))
     rows: TopK = np.concatenate([node_top_k, unknown])[np.concatenate([[0], indices])]
     return rows
-
-
-def draft_step(
-    sessions: Sequence[SessionSources], limits: Sequence[DraftOptions], *, services: bool
-) -> list[TokenTree]:
-    """Return the next draft of each session.
-
-    If this raises, as interrupts do, none of them has one.
-
-    Args:
-        sessions: different ones.
-        limits: of each; with one shape, and all of them with costs or none.
-        services: whether members are asked.
-    """
-    try:
-        for session, one in zip(sessions, limits, strict=True):
-            session.send(one, services=services)
-        drafts = _draft_here(
-            sessions, limits, [i for i, session in enumerate(sessions) if session.drafts_here]
-        )
-        unanswered = [
-            i for i, session in enumerate(sessions) if session.members and not session.receive()
-        ]
-        if unanswered:
-            drafts |= _draft_here(sessions, limits, [i for i in unanswered if i not in drafts])
-        return [session.merge(drafts.get(i), limits[i]) for i, session in enumerate(sessions)]
-    except BaseException:
-        for session in sessions:
-            session.forget()
-        raise
-
-
-def _draft_here(
-    sessions: Sequence[SessionSources], limits: Sequence[DraftOptions], chosen: Collection[int]
-) -> dict[int, PackedDraft]:
-    """Return what the kernel drafts for the `chosen` sessions."""
-    opened = {
-        datastore.store: datastore for i in chosen for datastore in sessions[i].datastores.values()
-    }
-    for i in chosen:
-        follow_changes(sessions[i].native, sessions[i].datastores.values())
-    drafts = _draft_by_kernel(sessions, limits, chosen)
-    if any(datastore.fault() for datastore in opened.values()):
-        drafts |= _draft_by_kernel(
-            sessions, limits, [i for i in chosen if sessions[i].leave_out_unreadable()]
-        )
-    return drafts
-
-
-def _draft_by_kernel(
-    sessions: Sequence[SessionSources], limits: Sequence[DraftOptions], chosen: Collection[int]
-) -> dict[int, PackedDraft]:
-    if not chosen:
-        return {}
-    if len(sessions) == 1 or limits[0].costs.size:
-        return {i: sessions[i].native.draft(*limits[i]) for i in chosen}
-    natives, nodes = [sessions[i].native for i in chosen], [limits[i].max_nodes for i in chosen]
-    return dict(
-        zip(chosen, native_kernel().draft_all(natives, nodes, limits[0].is_chain), strict=True)
-    )

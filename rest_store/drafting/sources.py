@@ -1,6 +1,4 @@
-"""What a draft session draws continuations from, besides datastores
-and services: the text, and the model's logits.
-"""
+"""The sources of a draft session beside datastores and services: the text, and the logits."""
 
 from __future__ import annotations
 
@@ -22,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class PromptLookup:
-    """Continuations from the prompt and the output so far, at
-    several suffix lengths, recent ones weighing more.
+    """Continuations from the prompt and the output so far, at several suffix lengths.
 
-    A marker: the session holds the text. Source: Saxena, "Prompt Lookup Decoding" (2023).
+    Recent continuations weigh more. The object is a marker: the session holds the text. Source:
+    Saxena, "Prompt Lookup Decoding" (2023).
     """
 
     def __repr__(self) -> str:
@@ -36,26 +34,26 @@ class PromptLookup:
 
 
 class RecycledLogits:
-    """Tokens that the target model itself found likely after similar
-    contexts, as passed to `DraftSession.accept`.
+    """Likely next tokens after similar contexts, by the target model's own logits.
 
-    Rows are kept for the last one, two, three and four tokens of a context: at most 131,072 rows of
-    8 tokens (9 MB); new rows replace old ones. A row combines the likely tokens of every time that
-    its context came up; later times weigh more. Sessions may share one: what one generation learnt
-    then helps the next. Thread-safe. Source: Token Recycling, arXiv 2408.08696, which keeps only
-    rows for the last token, each from the latest time.
+    `DraftSession.accept` passes them in. There is a row for the last one, two, three and four
+    tokens of a context: at most 131,072 rows of 8 tokens (9 MB); new rows replace old ones. A row
+    combines the likely tokens of every time that its context came up; later times weigh more.
+    Sessions may share one object, so that one generation learns for the next. Thread-safe. Source:
+    Token Recycling, arXiv 2408.08696, which has rows for the last token only, each from the latest
+    time.
     """
 
     def __init__(self) -> None:
         self.native: NativeRecycledLogits = native_kernel().NativeRecycledLogits()
-        self.key = secrets.token_bytes(16)  # by which a service that runs sessions knows them
+        self.key = secrets.token_bytes(16)  # names them to services that run sessions
 
     def __len__(self) -> int:
         """Return the number of rows held."""
         return len(self.native)
 
     def copy(self) -> RecycledLogits:
-        """Return others that hold the same rows, and learn for themselves."""
+        """Return a copy that holds the same rows, and learns for itself."""
         copy = RecycledLogits()
         copy.native = native_kernel().NativeRecycledLogits(self.native)
         return copy
@@ -67,15 +65,12 @@ class RecycledLogits:
         return "recycled logits"
 
 
-# What a session takes: the client of a service is a `MemberSource`. It comes last, since protocols
-# are slow to check.
+# The client of a service is a `MemberSource`. It comes last, since protocols are slow to check.
 Source: TypeAlias = Store | PromptLookup | RecycledLogits | Grammar | MemberSource
 
 
 def source_names(sources: Iterable[object]) -> list[str]:
-    """Return a name for each source: the path of a datastore in
-    this process, the kind, or what `str` says.
-    """
+    """Return a name for each source: the path of a datastore in this process, else its `str`."""
     names: list[str] = []
     for source in sources:
         name = str(source.path if isinstance(source, Store) else source)
@@ -84,7 +79,7 @@ def source_names(sources: Iterable[object]) -> list[str]:
 
 
 def require_sources(where: str, sources: object) -> None:
-    """Check the sources of a session as they are handed over, without asking them anything.
+    """Check the sources of a session, without a query to any of them.
 
     Args:
         where: how messages begin.
@@ -92,11 +87,10 @@ def require_sources(where: str, sources: object) -> None:
             6 others.
 
     Raises:
-        SourceError: not a sequence of sources, an object is not a source, is given twice, or there
+        SourceError: not a sequence of sources, an object is not a source or occurs twice, or there
             are too many.
         NativeKernelError: the kernel was not compiled.
     """
-    max_stores = int(native_kernel().MAX_STORES)
     if not isinstance(sources, Sequence) or isinstance(sources, str | bytes):
         raise SourceError(describe(where, "sources", kind_of(sources), "a list of sources"))
     for index, source in enumerate(sources):
@@ -107,27 +101,25 @@ def require_sources(where: str, sources: object) -> None:
             raise SourceError(describe(where, f"source {index}", kind_of(source), expected))
         if any(source is other for other in sources[:index]):
             raise SourceError(
-                describe(where, f"source {index}", "one of the others", "another one")
+                f"{where}: source {index} occurs twice among the sources, expected once"
             )
     for kind in (PromptLookup, RecycledLogits, Grammar):
-        if (
-            len(
-                alike := [index for index, source in enumerate(sources) if isinstance(source, kind)]
-            )
-            > 1
-        ):
+        indices = [index for index, source in enumerate(sources) if isinstance(source, kind)]
+        if len(indices) > 1:
             raise SourceError(
-                describe(where, f"source {alike[1]}", f"a second {kind.__name__}", "one of each")
+                f"{where}: source {indices[1]} is a second {kind.__name__}, expected at most one"
             )
+    max_stores = int(native_kernel().MAX_STORES)
     stores = sum(not isinstance(source, PromptLookup | RecycledLogits) for source in sources)
     if stores > max_stores:
         raise SourceError(
-            describe(where, "number of sources with counts", stores, f"at most {max_stores}")
+            f"{where}: {stores} datastores, services and grammars among the sources, expected at"
+            f" most {max_stores}"
         )
 
 
 def require_source_timeout(where: str, timeout: object) -> None:
-    """Check the seconds that a step waits for services.
+    """Check a number of seconds that a step waits for services.
 
     Raises:
         ArgumentError: `timeout` is neither None nor a time that a thread can wait.
@@ -139,5 +131,5 @@ def require_source_timeout(where: str, timeout: object) -> None:
 
 
 def kind_of(value: object) -> str:
-    """Return what a message calls an object that is none of those it should be."""
+    """Return the name of an object's kind, for the message that refuses it."""
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -263,7 +263,7 @@ class RequestDrafter:
                 request.is_given_up = True
             else:
                 request.drafted = trees[index] = tree
-        self._waited = sum(session.sources.waited for _, session, _, _ in asked)
+        self._waited = sum(session.statistics.waited for _, session, _, _ in asked)
 
     def _session(self, request: EngineRequest) -> DraftSession | None:
         """Return the session of a request, which is opened if it is not yet; None if that fails."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rest_store.drafting.sources import require_source_timeout
 from rest_store.errors import ArgumentError, describe
-from rest_store.service.options import Access
+from rest_store.service.connection_options import Access
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on

@@ -116,7 +116,7 @@ class EngineSources:
                 return LiveDatastore.open(
                     location, tokenizer=self._tokenizer, cache=settings.cache, **access
                 )
-        from rest_store.service.client.opening import open_client  # loads gRPC
+        from rest_store.service.client.startup import open_client  # loads gRPC
 
         return open_client(
             location,

@@ -106,7 +106,7 @@ class Acceptance:
     def accept(
         self, logits: torch.Tensor, top_tokens: TopTokens, trees: Sequence[TokenTree]
     ) -> Piece:
-        """Write what one forward pass brought, and return it.
+        """Write the tokens of one forward pass, and return them.
 
         Args:
             logits: [rows, width, vocabulary], of each row's last token and its tree.

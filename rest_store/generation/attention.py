@@ -77,7 +77,7 @@ def grouped_attention(
 AttentionInterface.register(NAME, grouped_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
-# Functions that compute the same, up to rounding: softmax attention over what a mask shows. Eager
+# Functions with one result, up to rounding: softmax attention over the positions of a mask. Eager
 # attention is a function of each model's own, which is not registered.
 _SAME_ATTENTION = (
     sdpa_attention_forward,

@@ -51,7 +51,7 @@ class Slots:
     were dropped.
 
     Args:
-        pattern: what the layers see.
+        pattern: of the layers' attention.
         layers: dynamic layers of transformers, which are taken over and emptied.
         lengths: tokens of each row, those included that a window dropped; the cache changes them in
             place.
@@ -202,7 +202,7 @@ class TreeKVCache(Cache):
     Args:
         cache: the dynamic cache of transformers to take over, filled by a forward pass over the
             prompt. It is emptied, so that keys and values are held once.
-        patterns: what each layer sees.
+        patterns: of the attention of each layer.
         length: tokens in `cache`.
         room: slots that the first step needs.
 
@@ -331,7 +331,7 @@ def holds_keys(cache: Cache) -> bool:
 
 
 def patterns_in(cache: Cache) -> list[Pattern]:
-    """Return what the layers of a cache that was made for a model see."""
+    """Return the attention patterns of the layers of a cache that was made for a model."""
     windows = [int(getattr(layer, "sliding_window", 0)) for layer in cache.layers]
     return [Pattern(SLIDING, window) if window else Pattern(FULL) for window in windows]
 

@@ -19,15 +19,17 @@ from rest_store.command_options import (
     FloatRange,
     device_option,
     dtype_option,
+    json_schema_option,
     max_new_tokens_option,
     max_nodes_option,
     model_option,
+    text_of_file,
     to_be_written,
 )
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.live.open_store import open_store
-from rest_store.service.options import Access, access_options
+from rest_store.service.connection_options import Access, access_options
 from rest_store.terminal import loading
 
 
@@ -84,6 +86,15 @@ Examples:
         "Render texts with the model's chat template: a prompt is a user's turn; lines of standard"
         " input continue one chat."
     ),
+)
+@json_schema_option("A JSON schema that each output satisfies.")
+@click.option("--regex", metavar="TEXT", help="A regular expression that each output matches.")
+@click.option(
+    "--grammar",
+    metavar="FILE",
+    type=FILE,
+    callback=text_of_file,
+    help="A grammar that each output follows, as llguidance reads it.",
 )
 @max_new_tokens_option()
 @max_nodes_option(show_default="16 on a CPU, 64 elsewhere")
@@ -145,6 +156,9 @@ def generate(
     remember: str | None,
     prompts: tuple[str, ...],
     chat: bool | None,
+    json_schema: str | None,
+    regex: str | None,
+    grammar: str | None,
     max_new_tokens: int,
     max_nodes: int | None,
     calibration: Path | None,
@@ -171,6 +185,8 @@ def generate(
 
     if page_path is not None and len(prompts) != 1:
         raise click.UsageError("--html takes one --prompt")
+    if sum(form is not None for form in (json_schema, regex, grammar)) > 1:
+        raise click.UsageError("--json-schema, --regex and --grammar exclude each other")
     locations = [
         location if is_remote(location) else str(Path(location)) for location in datastores
     ]
@@ -187,7 +203,7 @@ def generate(
     stores: dict[str, Any] = {}
     for location in dict.fromkeys([*locations, *([] if target is None else [target])]):
         if drafting == "remote" and is_remote(location):
-            from rest_store.service.client.opening import open_client
+            from rest_store.service.client.startup import open_client
 
             def warn(line: str) -> None:
                 click.echo(f"Warning: {line}", err=True)
@@ -218,6 +234,8 @@ def generate(
     generator.source_names[: len(stores)] = [
         _name(location, store, **credentials) for location, store in stores.items()
     ]
+    # A mistake is said before anything is written.
+    options["grammar"] = generator.grammar(json_schema=json_schema, regex=regex, grammar=grammar)
     printer = Printer(generator, options, seed=seed, compare=compare, as_json=as_json)
     if prompts:
         if chat is None and tokenizer.chat_template:
@@ -240,8 +258,8 @@ def _name(location: str, store: Any, **credentials: Any) -> str:
     if not is_remote(location):
         return location
     from rest_store.service.client.client import DatastoreClient
-    from rest_store.service.client.opening import name_of
+    from rest_store.service.client.startup import display_name
 
     is_copy = not isinstance(store, DatastoreClient)
     is_live = isinstance(store, rest_store.LiveDatastore) if is_copy else None
-    return name_of(location, is_live=is_live, **credentials)
+    return display_name(location, is_live=is_live, **credentials)

@@ -49,7 +49,7 @@ class Speedup:
         return self.pairs > 1 and self.high <= _NARROW * self.low
 
     def __str__(self) -> str:
-        """The median where it is certain; else what is: faster, slower, or neither."""
+        """The median where it is certain; otherwise "faster" or "slower" if that is, or neither."""
         pairs = f"{counted(self.pairs, 'pair')} of runs"
         ends = f"{self.low:.2f}" if self.pairs == 1 else f"{self.low:.2f} to {self.high:.2f}"
         if self.is_certain:
@@ -102,7 +102,7 @@ class Comparison:
         seconds: that plain generation took, in the median.
         drafted_seconds: the same with drafts.
         max_nodes: most draft tokens of a step.
-        mean_tokens_at_max: M where every step may verify so many draft tokens, whatever that costs:
+        mean_tokens_at_max: M where every step may verify so many draft tokens at any cost:
             a figure that other work on the machine does not move, which stands in for speeds that
             it has moved.
     """

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from rest_store.errors import ArgumentError, describe, first_line
 
-# Of a chat: "role" and "content", and whatever else the model's template reads.
+# Of a chat: "role", "content", and any other fields that the model's template reads.
 Message = Mapping[str, Any]
 
 
@@ -21,7 +21,7 @@ def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
 
 
 def rendered(tokenizer: Any, messages: Sequence[Message]) -> str:
-    """Return the prompt for what the model says next, with its control tokens.
+    """Return the prompt for the model's next turn, with control tokens.
 
     Args:
         tokenizer: of transformers.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.batch import draft_all
 from rest_store.drafting.draft_options import TOP_K, TopK
-from rest_store.drafting.merge import part_of
+from rest_store.drafting.merge import subtree
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     DatastoreClosedError,
@@ -26,6 +25,7 @@ from rest_store.errors import (
     SourceError,
     error_text,
 )
+from rest_store.generation.draft_counts import DraftCounts
 
 if TYPE_CHECKING:  # torch is not needed here
     from rest_store.generation.drafting_options import DraftingOptions
@@ -38,33 +38,6 @@ _MAX_REASONS = 4
 _MAX_REASON_LENGTH = 200
 
 
-@dataclass
-class DraftCounts:
-    """What the sessions of one generation did.
-
-    Attributes:
-        asked: trees asked for.
-        empty: of these, trees without a node: nothing matched, or nothing was likely enough to pay.
-        paused: steps in which no tree was asked for, although there could have been one: drafting
-            did not pay.
-        nodes: draft tokens verified.
-        accepted: draft tokens accepted.
-        failed: calls that raised.
-        errors: the first few reasons, as text.
-        dropped: steps that went on without a source, as in `SessionStatistics`; added up when
-            sessions close.
-    """
-
-    asked: int = 0
-    empty: int = 0
-    paused: int = 0
-    nodes: int = 0
-    accepted: int = 0
-    failed: int = 0
-    errors: list[str] = field(default_factory=list)
-    dropped: dict[tuple[str, str], int] = field(default_factory=dict)
-
-
 class DraftSessions:
     """The draft sessions of a generation, one for each row.
 
@@ -74,7 +47,7 @@ class DraftSessions:
         vocabulary_size: token ids of the model.
 
     Attributes:
-        counts: what the sessions did.
+        counts: of the sessions' work.
         waited: seconds that they spent on services in the latest step.
 
     Raises:
@@ -96,11 +69,11 @@ class DraftSessions:
         self._drafted = [0] * len(prompts)
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
         make = options.session_factory(
-            lambda error: self._count_failure(f"references: {error_text(error)}")
+            len(prompts), lambda error: self._count_failure(f"references: {error_text(error)}")
         )
         for row, prompt in enumerate(prompts):
             try:
-                self._sessions[row] = None if make is None else make(prompt)
+                self._sessions[row] = None if make is None else make(row, prompt)
             except (SourceError, SessionClosedError, DatastoreClosedError):
                 self._close_all()
                 raise
@@ -142,7 +115,7 @@ class DraftSessions:
             for row in sessions:
                 self._fail(row, f"draft: {error_text(error)}")
             return trees
-        self.waited = max((session.sources.waited for session in sessions.values()), default=0.0)
+        self.waited = max((session.statistics.waited for session in sessions.values()), default=0.0)
         for row, tree in zip(sessions, drafted, strict=True):
             self._drafted[row] = len(tree)
             # Nothing of it is verified; the session goes on.
@@ -154,7 +127,7 @@ class DraftSessions:
         return trees
 
     def _fault(self, tree: TokenTree, max_nodes: int) -> str:
-        """Return what is wrong with a tree, perhaps that of somebody else's member.
+        """Return the fault of a tree, which somebody else's member may have made.
 
         Empty: nothing.
         """
@@ -171,7 +144,7 @@ class DraftSessions:
         """Return how many of the accepted draft tokens would not have been without services."""
         number = 0
         for session, origins in zip(self._sessions, piece.origins, strict=True):
-            if session is not None and (elsewhere := session.sources.elsewhere):
+            if session is not None and (elsewhere := session.service_origins):
                 drafted = [origin for origin in origins if origin]
                 of_here = next(
                     (index for index, origin in enumerate(drafted) if not origin & ~elsewhere),
@@ -244,7 +217,7 @@ class DraftSessions:
 def pruned(tree: TokenTree, max_depth: int) -> TokenTree:
     """Return the subtree of `tree` that is at most `max_depth` deep."""
     kept = np.flatnonzero(tree.depths <= max_depth)
-    return tree if kept.size == len(tree) else part_of(tree, kept)
+    return tree if kept.size == len(tree) else subtree(tree, kept)
 
 
 def chain_of(tree: TokenTree) -> TokenTree:
@@ -258,9 +231,9 @@ def chain_of(tree: TokenTree) -> TokenTree:
     path: list[int] = []
     while children := np.flatnonzero(tree.parents == (path[-1] if path else -1)).tolist():
         path.append(max(children, key=scores.__getitem__))
-    return part_of(tree, np.array(path))
+    return subtree(tree, np.array(path))
 
 
 def shortened(chain: TokenTree, nodes: int) -> TokenTree:
     """Return the first nodes of `chain`."""
-    return chain if nodes >= len(chain) else part_of(chain, np.arange(nodes))
+    return chain if nodes >= len(chain) else subtree(chain, np.arange(nodes))

@@ -1,4 +1,4 @@
-"""How to draft, and what to do with what was written."""
+"""Options of drafting: sources, budget, and the place to remember outputs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, check_int, label
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.draft_options import parse_references
+from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.remembering import earlier, require_target
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, require_sources
@@ -29,6 +30,9 @@ class DraftingOptions:
 
     Attributes:
         tokenizer: of the model; None: unknown, or not needed, since no source has one.
+        grammars: of the output, beside the sources: one for all rows, or as many as there are
+            prompts.
+        is_trial: whether nothing is remembered of the output, though it is drafted as if.
 
     Raises:
         SourceError, NativeKernelError: `sources` cannot draft.
@@ -51,10 +55,12 @@ class DraftingOptions:
     group: str = ""
     epoch: int = 0
     tokenizer: TokenizerIdentity | None = None
+    grammars: Sequence[Grammar] = ()
+    is_trial: bool = False
 
     def __post_init__(self) -> None:
-        if self.sources is not None:
-            require_sources("generate", self.sources)
+        if self.sources is not None or self.grammars:
+            require_sources("generate", [*(self.sources or ()), *self.grammars[:1]])
         # An iterator can be read once.
         object.__setattr__(self, "references", parse_references(self.references))
         if self.max_nodes is not None:
@@ -87,33 +93,53 @@ class DraftingOptions:
             return self.max_nodes
         return 16 if device.type == "cpu" else 64
 
+    def grammar_of(self, row: int, rows: int) -> Grammar | None:
+        """Return the grammar that a row of so many follows; None: it follows none."""
+        if self.grammars:
+            return self.grammars[row * len(self.grammars) // rows]
+        return next((source for source in self.sources or () if isinstance(source, Grammar)), None)
+
+    def group_of(self, row: int, rows: int) -> str:
+        """Return the group of a row's output: where the caller names none, that of its grammar."""
+        grammar = None if self.group else self.grammar_of(row, rows)
+        return self.group if grammar is None else grammar.group
+
     def session_factory(
-        self, failed: Callable[[Exception], object]
-    ) -> Callable[[list[int]], DraftSession] | None:
-        """Return what makes the session of each row, which share a calibration.
+        self, rows: int, failed: Callable[[Exception], object]
+    ) -> Callable[[int, list[int]], DraftSession] | None:
+        """Return a function that opens the session of a row; all share a calibration.
 
         None: nothing drafts.
 
         Args:
-            failed: called with why nothing was read of the group.
+            rows: of the generation.
+            failed: called with why nothing was read of a group.
         """
-        if not self.sources:
+        if not self.sources and not self.grammars:
             return None
-        references = self.all_references(failed)
-        sources = list(self.sources)  # the caller may change it
+        sources = list(self.sources or ())  # the caller may change it
         calibration = Calibration.default() if self.calibration is None else self.calibration
-        return lambda prompt: DraftSession(
-            sources,
-            prompt,
-            calibration=calibration,
-            references=references,
-            tokenizer=self.tokenizer,
-        )
+        of_groups: dict[str, list[IntSequence]] = {}
 
-    def all_references(self, failed: Callable[[Exception], object]) -> list[IntSequence]:
-        """Return the earlier outputs of the group, for prompt lookup, and the references."""
+        def make(row: int, prompt: list[int]) -> DraftSession:
+            group = self.group_of(row, rows)
+            if group not in of_groups:
+                of_groups[group] = self._references_of(group, failed)
+            own = [self.grammars[row * len(self.grammars) // rows]] if self.grammars else []
+            references = of_groups[group]
+            return DraftSession(
+                [*sources, *own],
+                prompt,
+                calibration=calibration,
+                references=references,
+                tokenizer=self.tokenizer,
+            )
+
+        return make
+
+    def _references_of(
+        self, group: str, failed: Callable[[Exception], object]
+    ) -> list[IntSequence]:
+        """Return the earlier outputs of a group, for prompt lookup, and the references."""
         has_lookup = any(isinstance(source, PromptLookup) for source in self.sources or ())
-        return [
-            *(earlier(self.remember, self.group, failed) if has_lookup else ()),
-            *self.references,
-        ]
+        return [*(earlier(self.remember, group, failed) if has_lookup else ()), *self.references]

@@ -1,4 +1,4 @@
-"""`rest_store.generate`: what `model.generate(custom_generate=...)` of transformers 5 calls.
+"""`rest_store.generate`: the loop for `model.generate(custom_generate=...)` of transformers 5.
 
     sources = [store, rest_store.PromptLookup()]
     model.generate(**inputs, custom_generate=rest_store.generate, sources=sources)
@@ -62,8 +62,8 @@ def generate(
             likeliest last: an edited file, earlier answers to the same prompt. `PromptLookup`,
             which must be in `sources`, searches them.
         max_nodes: most draft tokens of a step, 0..1024; None: 16, on an accelerator 64.
-        adaptive: measure what steps cost, and draft only while that pays.
-        remember: what each output is added to beside generation: a `LiveDatastore` opened for
+        adaptive: measure the time of steps, and draft only while that pays.
+        remember: target to which each output is added beside generation: a `LiveDatastore` for
             writing, a `DatastoreClient` of one, or another object with `add(documents, ids=None)`.
             To draft from it as well, name it in `sources` too. None: nothing.
         calibration: of the sessions, such as `Calibration.load` of what `rest-store calibrate`
@@ -71,7 +71,7 @@ def generate(
         acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible
             are kept without a draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer
             forward passes, but the text is no longer a sample of the model's distribution; it is
-            more predictable, and leans towards what was drafted.
+            more predictable, and leans towards the drafts.
         group: of the outputs in `remember`, as `LiveDatastore.add` takes it, such as a key of the
             prompt. What was remembered of the same group is searched as references are, if
             `PromptLookup` is in `sources`.

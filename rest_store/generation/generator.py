@@ -8,7 +8,6 @@ import copy
 import statistics
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.members import MemberSource
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.sources import RecycledLogits, source_names
@@ -32,8 +32,10 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
+from rest_store.generation.constraints import Constraints
 from rest_store.generation.conversation import is_chat, tokenized, tokenized_chat
 from rest_store.generation.drafting_options import DraftingOptions
+from rest_store.generation.grammar_mask import GrammarMask
 from rest_store.generation.loop import Generation
 from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
 from rest_store.generation.seam import name_of_cache_in
@@ -79,12 +81,16 @@ class Generator:
         self._options = replace(
             options, tokenizer=_identity_for(tokenizer, [*(sources or ()), remember])
         )
+        self._constraints = Constraints(model, tokenizer)
         self.source_names = source_names(sources or ())
 
     def generate(
         self,
         prompt: Any,
         *,
+        json_schema: Any = None,
+        regex: Any = None,
+        grammar: Any = None,
         references: Sequence[str | IntSequence] = (),
         group: str = "",
         epoch: int = 0,
@@ -98,8 +104,14 @@ class Generator:
             prompt: text, messages of a chat (a list of mappings with role and content, which the
                 tokenizer's chat template renders), 1-D or 2-D token ids, or a mapping such as a
                 tokenizer returns, all of which goes into the model.
+            json_schema: that the output satisfies: a dict, or its text. Logits are masked, and the
+                grammar drafts, too. A list has one for each prompt of a batch; so has that of
+                `regex` or `grammar`.
+            regex: that the whole output matches, as llguidance takes it. At most one of the three.
+            grammar: that the output follows: a `Grammar`, or what it takes, such as a grammar of
+                llguidance as text.
             references: of `rest_store.generate`, as text or token ids.
-            group: of `rest_store.generate`.
+            group: of `rest_store.generate`; where there is none, that of the grammar.
             epoch: of `rest_store.generate`.
             compare: before it, generate plainly and with drafts in turns and with the same random
                 numbers, for up to about half a minute. All goes on as if that had not been done:
@@ -114,6 +126,8 @@ class Generator:
             RestStoreError: as `rest_store.generate`; ArgumentError for a bad prompt, ArgumentError
                 for text without a tokenizer, NotSupportedError for a `streamer`, and for `compare`
                 with a cache of yours, which can be continued once.
+            ArgumentError: a schema or grammar that is none, or that nothing satisfies.
+            MissingExtraError: llguidance is needed, and not installed.
         """
         if compare and (name := name_of_cache_in(options)) is not None:
             expected = "none: each of several generations would continue it"
@@ -124,6 +138,7 @@ class Generator:
             self._options, references=self._tokens_of(references), group=group, epoch=epoch
         )
         options = self._with_stop_strings(options)
+        drafting, options = self._constrained(drafting, options, json_schema, regex, grammar)
         comparison = self._compare(prompt, drafting, options) if compare else None
         output = self._write(self._inputs(prompt), drafting, options, on_piece)
         if isinstance(prompt, str):
@@ -134,6 +149,9 @@ class Generator:
         self,
         prompt: Any,
         *,
+        json_schema: Any = None,
+        regex: Any = None,
+        grammar: Any = None,
         references: Sequence[str | IntSequence] = (),
         group: str = "",
         epoch: int = 0,
@@ -150,10 +168,21 @@ class Generator:
             self._options, references=self._tokens_of(references), group=group, epoch=epoch
         )
         of_model = self._with_stop_strings(options)
+        drafting, of_model = self._constrained(drafting, of_model, json_schema, regex, grammar)
         inputs = self._inputs(prompt)
         return Stream(
             lambda drive: self._run(inputs, drafting, of_model, drive), type(self.model).__name__
         )
+
+    def grammar(
+        self, *, json_schema: Any = None, regex: Any = None, grammar: Any = None
+    ) -> Grammar | None:
+        """Return the grammar that `generate` uses for one of these, or None for none.
+
+        Arguments and errors as of `generate`.
+        """
+        grammars, _ = self._constraints.of({}, json_schema, regex, grammar)
+        return grammars[0] if grammars else None
 
     def _run(
         self,
@@ -182,7 +211,19 @@ class Generator:
                 )
             )
 
-        return self.model.generate(**inputs, **options, custom_generate=loop)
+        return self.model.generate(**inputs, **_masked(options, drafting), custom_generate=loop)
+
+    def _constrained(
+        self,
+        drafting: DraftingOptions,
+        options: dict[str, Any],
+        json_schema: Any,
+        regex: Any,
+        grammar: Any,
+    ) -> tuple[DraftingOptions, dict[str, Any]]:
+        """Return options with the grammars of the output, and with tokens that end it."""
+        grammars, options = self._constraints.of(options, json_schema, regex, grammar)
+        return replace(drafting, grammars=grammars), options
 
     def _write(
         self,
@@ -215,7 +256,8 @@ class Generator:
                 self.tokenizer.decode(tokens, skip_special_tokens=True)
                 for tokens in generation.tokens
             ]
-        sources = accepted_by_source(generation.statistics.origins, self.source_names)
+        names = source_names([*self.source_names, *drafting.grammars[:1]])
+        sources = accepted_by_source(generation.statistics.origins, names)
         sequences = getattr(result, "sequences", result)
         return GeneratorOutput(sequences, generation.tokens, texts, generation.statistics, sources)
 
@@ -233,7 +275,9 @@ class Generator:
                 return time.perf_counter() - began
 
         def plain() -> float:
-            return timed(lambda: self.model.generate(**self._inputs(prompt), **options))
+            return timed(
+                lambda: self.model.generate(**self._inputs(prompt), **_masked(options, drafting))
+            )
 
         def drafted(**changes: Any) -> float:
             own = replace(_copied(drafting), **changes)
@@ -350,27 +394,15 @@ class Generator:
         return self.tokenizer
 
 
-# Of each tokenizer its identity, which takes seconds for a large vocabulary, and its number of
-# tokens then.
-_identities: weakref.WeakKeyDictionary[Any, tuple[int, TokenizerIdentity]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
 def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentity | None:
     """Return the identity of a tokenizer if one of `sources` may have another tokenizer."""
     if tokenizer is None or not any(isinstance(source, Store | MemberSource) for source in sources):
         return None
-    size, known = _identities.get(tokenizer, (0, None))
-    if known is not None and size == len(tokenizer):
-        return known
     try:
-        identity = identity_of(tokenizer)
+        return identity_of(tokenizer)
     # Written in Python: no datastore can be built with it, so none is refused.
     except TokenizerLoadError:
         return None
-    _identities[tokenizer] = (len(tokenizer), identity)
-    return identity
 
 
 def _copied(options: DraftingOptions) -> DraftingOptions:
@@ -378,15 +410,28 @@ def _copied(options: DraftingOptions) -> DraftingOptions:
 
     Nothing is remembered.
     """
-    sources = [
-        source.copy() if isinstance(source, RecycledLogits) else source
+    copies = [
+        source.copy() if isinstance(source, RecycledLogits | Grammar) else source
         for source in options.sources or ()
     ]
+    grammars = [grammar.copy() for grammar in options.grammars]
     calibration = copy.copy(options.calibration)
-    references = options.all_references(lambda error: None)  # the generation itself says it
     return replace(
-        options, sources=sources, calibration=calibration, references=references, remember=None
+        options, sources=copies, calibration=calibration, grammars=grammars, is_trial=True
     )
+
+
+def _masked(options: Mapping[str, Any], drafting: DraftingOptions) -> dict[str, Any]:
+    """Return options of one call of `model.generate`, with a mask of its own for the grammars."""
+    if not drafting.grammars:
+        return dict(options)
+    return {
+        **options,
+        "logits_processor": [
+            GrammarMask(drafting.grammars),
+            *(options.get("logits_processor") or ()),
+        ],
+    }
 
 
 _EXPECTED = (

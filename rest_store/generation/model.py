@@ -19,6 +19,8 @@ from rest_store.loading.hub import hub_failure
 from rest_store.loading.tokenizer import load_tokenizer
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # anything else can only be a path
+# Of a model, or of an adapter that names its model.
+_CONFIGS = ("config.json", "adapter_config.json")
 _EXPECTED = (
     "a causal language model of transformers with its tokenizer: a name, a directory or a .gguf"
 )
@@ -38,7 +40,7 @@ def load_model(
             dequantized).
         dtype: "auto", or a type of torch such as "float32".
         device: where to put the model; None: where it is loaded.
-        announce: called with "tokenizer NAME" and "model NAME"; loads that inside what it returns.
+        announce: called with "tokenizer NAME" and "model NAME"; returns a context for the loading.
 
     Returns:
         The model, ready to generate, and its tokenizer.
@@ -51,6 +53,10 @@ def load_model(
     if not path.exists() and (path.suffix == ".gguf" or not _HUB_NAME.fullmatch(name)):
         raise ModelLoadError(
             describe(name, "model", "absent (no such file or directory)", _EXPECTED)
+        )
+    if path.is_dir() and not any((path / config).exists() for config in _CONFIGS):
+        raise ModelLoadError(
+            describe(name, "model", f"absent (no config.json in {name})", _EXPECTED)
         )
     failure = None if path.exists() else hub_failure(name)
     is_gguf = path.suffix == ".gguf"

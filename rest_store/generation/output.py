@@ -14,11 +14,11 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.errors import ArgumentError, NotSupportedError, describe
 from rest_store.generation.comparison import Comparison
-from rest_store.generation.draft_sessions import DraftCounts
+from rest_store.generation.draft_counts import DraftCounts
 from rest_store.generation.rows import Row
 from rest_store.generation.seam import CACHE
 
-MODEL = "model"  # what stands for tokens that no source drafted
+MODEL = "model"  # stands for tokens that no source drafted
 
 
 @dataclass
@@ -75,8 +75,8 @@ class Statistics:
     Attributes:
         tokens: generated, over all rows.
         forward_passes: of the target model, over the prompt too.
-        drafts: what the sessions did.
-        remembered: what became of the outputs, if they are remembered; goes on changing after the
+        drafts: counts of the sessions' work.
+        remembered: counts of the outputs' additions, if any; goes on changing after the
             end.
         origins: for each row and generated token a bitmask of the sources that drafted it; 0: the
             model alone.
@@ -164,7 +164,7 @@ class GenerateOutput(GenerateDecoderOnlyOutput):
 
 @dataclass(frozen=True, eq=False)
 class GeneratorOutput:
-    """What a `Generator` wrote, and what it took.
+    """The text of a `Generator`, and the effort that it took.
 
     Attributes:
         sequences: prompts and output, int64[rows, length], as `model.generate` returns them.
@@ -204,7 +204,7 @@ class GeneratorOutput:
         return self.words([self.statistics.no_gain])
 
     def words(self, remarks: Sequence[str]) -> str:
-        """Return what the text took, with `remarks` on it, in a line.
+        """Return the effort that the text took, with `remarks` on it, in a line.
 
         And the comparison in another.
         """
@@ -217,10 +217,10 @@ class GeneratorOutput:
 def output_of(
     rows: Sequence[Row], config: Any, input_ids: torch.Tensor, cache: Any, statistics: Statistics
 ) -> torch.Tensor | GenerateOutput:
-    """Return what `generate` returns.
+    """Return the result of `generate`.
 
     Args:
-        rows: what was written, with the scores and logits that were kept.
+        rows: written rows, with the scores and logits that were requested.
         config: the prepared `GenerationConfig`.
         input_ids: int64[rows, length], the prompts.
         cache: of the model; None if it is not returned.
@@ -257,11 +257,11 @@ def _by_token(rows: Sequence[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
 
 
 def accepted_by_source(origins: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, int]:
-    """Return how many tokens each source drafted, and under "model" those that none did.
+    """Return the number of tokens by source, and under "model" those of no source.
 
     Args:
         origins: of each row and token a bitmask of sources.
-        names: of the sources; what others drafted counts as "drafted".
+        names: of the sources; tokens of others count as "drafted".
     """
     accepted = dict.fromkeys([*names, MODEL], 0)
     for origin in (origin for row in origins for origin in row):

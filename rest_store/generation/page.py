@@ -38,7 +38,7 @@ def page(
         prompt: that was continued.
         labels: of the sources, in the order of the bits of an origin.
         comparison: with plain decoding, if it was asked for.
-        remarks: what else to say about this generation, one sentence each.
+        remarks: further notes on this generation, one sentence each.
     """
     unnamed = (f"source {bit + 1}" for bit in range(len(labels), _MAX_SOURCES))
     labels = [*labels, *unnamed][:_MAX_SOURCES]
@@ -145,7 +145,7 @@ def _entry(origin: int, label: str, share: float, said: str) -> str:
 
 
 def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str:
-    """Return what was written, each forward pass as a link to itself, and each token in it."""
+    """Return the text, with a link for each forward pass and a mark for each token."""
     special = set(tokenizer.all_special_ids)
     shown = []
     for number, piece in enumerate(passes, 1):
@@ -171,7 +171,7 @@ def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str
 
 
 def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
-    """Return what the script shows: what each pass drafted and accepted.
+    """Return the data of the script: drafts and accepted tokens of each pass.
 
     Scores are in thousandths, -1 where there is none. Times are in microseconds: of the step, of
     drafting in it, and of the forward pass.

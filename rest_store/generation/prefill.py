@@ -10,7 +10,7 @@ import torch
 from transformers import Cache, DynamicCache, StaticCache
 
 from rest_store.errors import NotSupportedError, describe
-from rest_store.generation.cache import Pattern, has_states, holds_keys, require_cache
+from rest_store.generation.cache import Pattern, has_states, holds_keys, patterns_in, require_cache
 from rest_store.generation.seam import cache_in, name_of_cache
 from rest_store.generation.support import patterns_of, require_inputs
 
@@ -23,10 +23,10 @@ class PrefilledPrompt:
     """A prompt that has been through the model.
 
     Attributes:
-        logits: [rows, 1, vocabulary], what follows it.
-        cache: the cache of transformers with its keys and values, and those of what came before it.
+        logits: [rows, 1, vocabulary], of the token after it.
+        cache: the cache of transformers, with the prompt and all tokens before it.
         length: tokens in `cache`.
-        patterns: what each layer of `cache` sees.
+        patterns: of the attention of each layer of `cache`.
         seen: bool[rows, tokens], False for padding on the left; None: no padding.
         positions: int64[..., rows, 1], of the token that follows.
         extras: further arguments of the model's forward pass.
@@ -69,8 +69,8 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
     Args:
         model: a model of `transformers`.
         config: the prepared `GenerationConfig`.
-        model_kwargs: what `generate` prepared for the forward pass; gets a dynamic cache if it has
-            none, or in place of a static one of `cache_implementation`.
+        model_kwargs: as `generate` prepared them for the forward pass. A dynamic cache is added if
+            there is none, or in place of a static one of `cache_implementation`.
 
     Raises:
         NotSupportedError: as in `require_inputs`; or as in `require_cache`.
@@ -106,7 +106,7 @@ def prefill(
         input_ids: int64[rows, length], padded on the left.
         chunk_size: most tokens of one pass; None: no limit. It bounds the memory that a long prompt
             takes.
-        model_kwargs: what `generate` prepared for the forward pass, checked by `require_prompt`.
+        model_kwargs: as `generate` prepared them, and as `require_prompt` accepts them.
 
     Raises:
         NotSupportedError: the model does not keep the keys and values of all tokens.
@@ -137,11 +137,13 @@ def prefill(
     if positions is None:  # the model has none
         positions = torch.full((1, 1), end - 1)
     own = {*_NOT_FORWARDED, name_of_cache(model)}
+    patterns = patterns_of(model, len(cache.layers))
+    patterns += patterns_in(cache)[len(patterns) :]  # Dory appends layers for its loops
     return PrefilledPrompt(
         logits=output.logits[:, -1:],
         cache=cache,
         length=end,
-        patterns=patterns_of(model, len(cache.layers)),
+        patterns=patterns,
         seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
         positions=positions[..., -1:] + 1,
         extras={name: value for name, value in model_kwargs.items() if name not in own},
@@ -149,7 +151,7 @@ def prefill(
 
 
 def _inputs_of(start: int, end: int, model_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return what `generate` prepared, cut to what concerns the tokens from `start` to `end`."""
+    """Return the arguments of `generate`, cut to the tokens from `start` to `end`."""
     mask, positions = (model_kwargs.get(name) for name in ("attention_mask", "position_ids"))
     mask = None if mask is None else mask[:, :end]
     positions = None if positions is None else positions[..., start:end]

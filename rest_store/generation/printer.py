@@ -1,4 +1,4 @@
-"""What `rest-store generate` writes: texts, and what they took."""
+"""The output of `rest-store generate`: texts, and the effort that they took."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REMEMBER_SECONDS = 10.0  # that the command waits for an output to be added
 
 @dataclass
 class Printer:
-    """Writes texts, shows them, and sums up what they took.
+    """Writes texts, shows them, and sums up the effort that they took.
 
     Attributes:
         generator: writes.
@@ -82,7 +82,7 @@ class Printer:
                 click.echo(f"\n{one_line(str(error)) or 'interrupted'}", err=True)
 
     def _write(self, inputs: dict[str, Any]) -> tuple[GeneratorOutput, list[Piece]]:
-        """Write and show one text and what it took."""
+        """Write and show one text and its effort."""
         pieces: list[Piece] = []
 
         def show(piece: Piece) -> None:
@@ -109,7 +109,7 @@ class Printer:
 
 
 def _facts(output: GeneratorOutput) -> dict[str, Any]:
-    """Return a text and what it took, for JSON."""
+    """Return a text and its effort, for JSON."""
     statistics = output.statistics
     comparison = output.comparison
     facts: dict[str, Any] = {
@@ -140,7 +140,7 @@ def _facts(output: GeneratorOutput) -> dict[str, Any]:
 
 
 def remarks_on(statistics: Statistics) -> list[str]:
-    """Return what went wrong beside the text, and why nothing was gained."""
+    """Return the faults beside the text, and the reason if nothing was gained."""
     dropped = statistics.drafts.dropped.items()
     remarks = [statistics.no_gain] if statistics.no_gain else []
     remarks += [

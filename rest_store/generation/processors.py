@@ -27,6 +27,7 @@ _OF_ROWS: dict[_Kind, tuple[str, ...]] = {
     ("transformers", EncoderNoRepeatNGramLogitsProcessor.__name__): ("generated_ngrams",),
     ("transformers", EncoderRepetitionPenaltyLogitsProcessor.__name__): ("encoder_input_ids",),
     ("transformers", RepetitionPenaltyLogitsProcessor.__name__): ("prompt_ignore_length",),
+    ("rest_store", "GrammarMask"): ("grammars",),
     ("xgrammar", "LogitsProcessor"): ("compiled_grammars", "matchers", "token_bitmask"),
 }
 
@@ -49,7 +50,7 @@ _COPIES: dict[_Kind, Callable[[Any], Any]] = {
 
 
 def for_row(processor: Any, row: int, rows: int) -> Processor:
-    """Return what judges one row of a batch as `processor` judges it among the others.
+    """Return a processor that judges one row alone as `processor` does in the batch.
 
     Args:
         processor: of a batch; it is not changed.

@@ -28,6 +28,7 @@ class Row:
 
     Attributes:
         tokens: all of it, the prompt and padding on its left included.
+        processors: as above.
         scores: float32[1, vocabulary] of each generated token, if they are kept.
         logits: the same before processing.
         ended: whether a stopping criterion was met.
@@ -46,7 +47,7 @@ class Row:
         self.logits: list[torch.Tensor] = []
         self.ended = False
         self._ids = ids[None]
-        self._processors = processors
+        self.processors = processors
         self._sample = sample
         self._generator = generator
 
@@ -70,7 +71,7 @@ class Row:
             NotSupportedError: a processor returns scores of another shape.
         """
         scores = logits.to(copy=True, dtype=torch.float32, device=ids.device)
-        for processor in self._processors:
+        for processor in self.processors:
             scores = processor(ids, scores)
             if scores.shape != logits.shape:
                 expected = f"{list(logits.shape)}: each call is about one row"
@@ -94,7 +95,7 @@ class Row:
     def keep(
         self, raw: torch.Tensor, processed: torch.Tensor | None, *, logits: bool, scores: bool
     ) -> None:
-        """Keep what is wanted of the next token, [1, vocabulary].
+        """Keep the requested scores and logits of the next token, [1, vocabulary].
 
         `processed` is None if nothing changes the logits.
         """

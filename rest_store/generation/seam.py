@@ -35,13 +35,13 @@ CACHE = _name_of_the_cache()
 
 
 def name_of_cache(model: Any) -> str | None:
-    """Return what `model` calls its cache; None: it takes none."""
+    """Return the name of the cache's argument of `model`; None: it takes none."""
     parameters = inspect.signature(model.forward).parameters
     return next((name for name in (CACHE, _OF_STATES) if name in parameters), None)
 
 
 def cache_in(values: Mapping[str, Any]) -> Any:
-    """Return the cache among what `generate` prepared, or what a model returned.
+    """Return the cache from the arguments of `generate`, or from a model's output.
 
     None: there is none.
     """
@@ -81,7 +81,7 @@ _PROCESSORS = "transformers.generation.logits_process"
 _STOPS = "transformers.generation.stopping_criteria"
 
 PARTS = (
-    # What calls the loop, what the loop calls, and what both return.
+    # Callers of the loop, functions that it calls, and their results.
     Part(
         "transformers:GenerationMixin.generate",
         ("self", "inputs"),
@@ -208,7 +208,7 @@ PARTS = (
 
 @functools.cache
 def require_transformers() -> None:
-    """Check once that what is called in the installed transformers, or by it, is like the table.
+    """Check once that the installed transformers agrees with the table.
 
     What is only read is left to the tests: to look for it takes seconds.
 

@@ -20,7 +20,7 @@ from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.loop import Generation
 from rest_store.generation.output import Piece, Statistics
 
-# Runs a generation inside of `model.generate`; returns what that is to return.
+# Runs a generation inside of `model.generate`, and returns its result.
 Drive = Callable[[Generation], Any]
 _MAX_SECONDS = 5.0  # that dropping a stream waits until its thread has left `model.generate`
 
@@ -38,7 +38,7 @@ class Stream:
 
     Args:
         generate: calls `model.generate` with a custom loop that gives a `Generation` to the
-            function passed to `generate`, and returns what that returns.
+            function passed to `generate`, and returns its result.
         name: of the model, for messages.
 
     Raises:
@@ -78,7 +78,7 @@ class Stream:
         return piece
 
     def result(self) -> Any:
-        """Run to the end; return what `model.generate` returns.
+        """Run to the end, and return the result of `model.generate`.
 
         After `close` or an error: what was written before.
         """
@@ -87,7 +87,7 @@ class Stream:
         return self._generation.result() if self._worker.failed else self._worker.result
 
     def close(self) -> None:
-        """End the generation here; the caller's cache then holds what was written."""
+        """End the generation here; the caller's cache then holds the text so far."""
         self._worker.stop()
 
     def __enter__(self) -> Stream:

@@ -55,6 +55,9 @@ def require_model(model: Any) -> None:
         raise NotSupportedError(
             describe(name, "its state", "not in a standard key-value cache", expected)
         )
+    if getattr(config, "recurrent_kv_cache_mode", "per_loop") != "per_loop":  # Dory
+        read, expected = "read by loops that do not write it", "read where it is written (per_loop)"
+        raise NotSupportedError(describe(name, "the key-value cache", read, expected))
     position = None
     has_positions = "position_ids" in parameters or not has_attention(config)
     if not has_positions or getattr(config, "alibi", False):
@@ -105,7 +108,7 @@ def _require_plain_passes(model: Any) -> None:
 
 
 def _hooks_that_count_tokens(model: Any) -> str | None:
-    """Return what hooks of PEFT would treat a pass over a tree otherwise than single tokens.
+    """Return the hook of PEFT that treats a pass over a tree unlike single tokens, in words.
 
     None: there are none.
     """
@@ -120,7 +123,7 @@ def _hooks_that_count_tokens(model: Any) -> str | None:
 
 
 def patterns_of(model: Any, layers: int = 1) -> list[Pattern]:
-    """Return what each of so many layers of a model attends to, from its text configuration.
+    """Return the attention patterns of the layers, from the model's text configuration.
 
     Raises:
         NotSupportedError: a layer is of another kind, such as recurrent.
@@ -232,7 +235,7 @@ def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
     """Check that only text goes into the model.
 
     Args:
-        model_kwargs: what `generate` prepared for the forward pass.
+        model_kwargs: as `generate` prepared them for the forward pass.
 
     Raises:
         NotSupportedError: another tensor, such as `inputs_embeds`, `token_type_ids` or an image.

@@ -28,7 +28,7 @@ def fitting_threads(work: Callable[[], object]) -> Iterator[int]:
     fraction of a second.
 
     Args:
-        work: what is timed, as often as needed.
+        work: a function that is timed, as often as needed.
 
     Yields:
         The number of threads.

@@ -43,7 +43,8 @@ def read_top_tokens(logits: torch.Tensor, *, best: bool, count: int) -> TopToken
         return TopTokens(first, likely.reshape(rows, width, -1))
     parts = [logits.argmax(dim=-1, keepdim=True)] if best else []
     if count:
-        parts.append(logits.topk(min(count, logits.shape[-1]), dim=-1).indices)
+        top = logits.topk(min(count, logits.shape[-1]), dim=-1)
+        parts.append(top.indices.masked_fill(top.values == -torch.inf, -1))
     if not parts:
         return TopTokens(None, None)
     tokens: npt.NDArray[np.int32] = torch.cat(parts, dim=-1).int().cpu().numpy()

@@ -60,7 +60,7 @@ def typical_path(
             their children.
         row: as it is before the step.
         logits: [positions, vocabulary].
-        is_end: whether a token ends the row; what was drafted behind it does not count.
+        is_end: whether a token ends the row; drafts behind it do not count.
     """
     following: dict[int, dict[int, int]] = {}  # of each parent: its children, by token
     for (parent, token), node in children.items():

@@ -69,7 +69,7 @@ def require_verifier(model: Any, cache: Any) -> None:
 
 
 def verifier_of(model: Any, prompt: PrefilledPrompt, room: int) -> Verifier:
-    """Return what verifies drafts behind `prompt`; arguments and errors as of `TreeVerifier`."""
+    """Return the verifier of drafts behind `prompt`; arguments and errors as of `TreeVerifier`."""
     if not has_states(prompt.cache):
         return TreeVerifier(model, prompt, room)
     from rest_store.generation.deferred import DeferredVerifier

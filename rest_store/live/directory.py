@@ -49,7 +49,8 @@ def require_live(directory: Path, *, new: bool) -> None:
     if MANIFEST_NAME in names:
         raise DatastoreFormatError(
             "live",
-            f"{directory}: the datastore is a frozen one, expected a live one or an empty directory",
+            f"{directory}: the datastore is a frozen one, expected a live one or an empty"
+            " directory",
         )
     if names:
         raise DatastoreFormatError(

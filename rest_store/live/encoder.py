@@ -12,7 +12,7 @@ from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, document_tokens, epoch_number, label
-from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
+from rest_store.errors import DocumentError, StorageError, TokenizerLoadError
 from rest_store.live.records import DocumentRecord, id_digest
 
 if TYPE_CHECKING:
@@ -90,9 +90,7 @@ def encode_documents(
     epoch = epoch_number(epoch)
     records = []
     for index, (id, document) in enumerate(zip(ids, documents, strict=True)):
-        tokens = document_tokens(
-            document, index, vocabulary_size, expected="1-D integers or text"
-        )
+        tokens = document_tokens(document, index, vocabulary_size, expected="1-D integers or text")
         if tokens.size > max_size:
             raise DocumentError(
                 f"add: document {index} has {tokens.size} tokens, expected at most {max_size}"

@@ -174,7 +174,7 @@ class LiveDatastore(Namespace):
         """Return a description of this datastore as it is now."""
         segments = self.backend.segments.all
         role = self.backend.role
-        is_replica = isinstance(role, Replica)
+        replica = role if isinstance(role, Replica) else None
         times = [time for segment in segments for time in (segment.oldest, segment.newest)]
         files = [file for segment in segments for file in segment.view.files]
         return LiveInfo(
@@ -188,8 +188,8 @@ class LiveDatastore(Namespace):
             oldest=_date(min(times, default=None)),
             **asdict(role.retention.by_namespace("")),
             failure=self.backend.failure,
-            location=role.location if is_replica else None,
-            behind=role.behind if is_replica else 0,
+            location=None if replica is None else replica.location,
+            behind=0 if replica is None else replica.behind,
         )
 
     def changes(self, after: int, datastore_id: str, *, max_bytes: int = 1 << 20) -> Changes:

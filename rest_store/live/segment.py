@@ -179,9 +179,7 @@ def write_shard(
     keys = view.keys.view("<u8")
     try:
         write_file(directory / f"{name}.tokens", header.pack(), view.symbols, durable=durable)
-        write_suffixes(
-            directory / f"{name}.suffixes", header, keys, view.entries, durable=durable
-        )
+        write_suffixes(directory / f"{name}.suffixes", header, keys, view.entries, durable=durable)
     except OSError as error:
         remove_files(directory, name)
         raise StorageError(

@@ -73,6 +73,8 @@ class Writer:
         segments: the present segments.
     """
 
+    retention: RetentionTable
+
     def __init__(
         self,
         directory: Path,
@@ -377,9 +379,7 @@ class Writer:
 
     # --- Methods that the holder of `_sorting` calls ----------------------------------------------
 
-    def _remove(
-        self, namespace: str, find: Callable[[], Iterable[int]], *, deleted: bool
-    ) -> int:
+    def _remove(self, namespace: str, find: Callable[[], Iterable[int]], *, deleted: bool) -> int:
         """Remove documents of a namespace; return their count.
 
         Takes `_sorting`. Segments in files are sorted again beside additions. Only the memtable,
@@ -458,9 +458,7 @@ class Writer:
             loaded[namespace] = self._flushed_but_memtable(namespace, segments)
         self._store(loaded, stored_records=set(self._documents.segment_records()))
 
-    def _add_batch(
-        self, namespace: str, documents: Sequence[DocumentRecord]
-    ) -> Iterable[bytes]:
+    def _add_batch(self, namespace: str, documents: Sequence[DocumentRecord]) -> Iterable[bytes]:
         """Number, sort, store and publish the new documents of a batch; return their digests."""
         existing = self._documents.numbers_by_digest(document.digest for document in documents)
         newest = self._documents.newest()

@@ -16,7 +16,7 @@ import grpc
 from rest_store.datastore.validation import real
 from rest_store.errors import ArgumentError, ServeError, describe
 from rest_store.service.address import Address, is_name
-from rest_store.service.tokens import TOKEN_EXPECTED, is_token
+from rest_store.service.bearer_tokens import TOKEN_EXPECTED, is_token
 
 # Each client has a connection of its own. It reconnects soon after a restart, and notices silent
 # peers.
@@ -57,7 +57,7 @@ class Tls:
     server_name: str | None = None
 
 
-def target_of(text: object) -> str:
+def parse_target(text: object) -> str:
     """Return an address as gRPC takes it.
 
     Raise ArgumentError if it is neither `HOST:PORT` nor `unix:/path`.
@@ -105,7 +105,7 @@ def _addresses(partition: object) -> list[str]:
         raise ArgumentError(
             describe("client", "targets", found, "an address, or addresses for each partition")
         )
-    return [target_of(endpoint) for endpoint in endpoints]
+    return [parse_target(endpoint) for endpoint in endpoints]
 
 
 class Dialer:
@@ -159,7 +159,7 @@ class Dialer:
         return grpc.secure_channel(target, self._credentials, options)
 
 
-def seconds_of(timeout: float) -> float:
+def check_seconds(timeout: float) -> float:
     """Return a timeout.
 
     Raise ArgumentError unless it is a positive number of seconds, up to about eleven days.

@@ -18,7 +18,7 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")  # likewise
 
 
-def proxy_of(target: str) -> str | None:
+def proxy_for(target: str) -> str | None:
     """Return the proxy between this process and `target` and the variable that names it.
 
     None without a proxy.

@@ -33,14 +33,18 @@ class Context(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Tree(_message.Message):
-    __slots__ = ("nodes", "match_length", "match_count")
+    __slots__ = ("nodes", "match_length", "match_count", "scores", "origins")
     NODES_FIELD_NUMBER: _ClassVar[int]
     MATCH_LENGTH_FIELD_NUMBER: _ClassVar[int]
     MATCH_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
     nodes: bytes
     match_length: int
     match_count: int
-    def __init__(self, nodes: _Optional[bytes] = ..., match_length: _Optional[int] = ..., match_count: _Optional[int] = ...) -> None: ...
+    scores: bytes
+    origins: bytes
+    def __init__(self, nodes: _Optional[bytes] = ..., match_length: _Optional[int] = ..., match_count: _Optional[int] = ..., scores: _Optional[bytes] = ..., origins: _Optional[bytes] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
     __slots__ = ("selection", "limits", "contexts")
@@ -113,10 +117,10 @@ class DraftOptions(_message.Message):
     def __init__(self, max_nodes: _Optional[int] = ..., costs: _Optional[_Iterable[float]] = ..., chain: bool = ...) -> None: ...
 
 class DraftSessionResponse(_message.Message):
-    __slots__ = ("nodes",)
-    NODES_FIELD_NUMBER: _ClassVar[int]
-    nodes: bytes
-    def __init__(self, nodes: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("tree",)
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    tree: Tree
+    def __init__(self, tree: _Optional[_Union[Tree, _Mapping]] = ...) -> None: ...
 
 class CountRequest(_message.Message):
     __slots__ = ("selection", "tokens")

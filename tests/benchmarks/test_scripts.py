@@ -13,6 +13,7 @@ import bench_drafting
 import bench_gpu
 import bench_live
 import bench_service
+import bench_threads
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -85,6 +86,31 @@ def test_drafting_is_measured(inputs: list[Any], tmp_path: Path) -> None:
     figures = run(bench_drafting, tmp_path / "drafting.json", *inputs)
     assert 0 < figures["16 nodes"]["median_us"] <= figures["16 nodes"]["p90_us"]
     assert figures["64 chains of 8 in a batch"]["steps"] > 0
+
+
+@pytest.mark.slow
+def test_ways_of_waiting_are_measured(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    figures = run(
+        bench_threads,
+        tmp_path / "threads.json",
+        "--size",
+        "tiny",
+        "--rounds",
+        2,
+        "--passes",
+        1,
+        "--busy",
+        1,
+    )
+    for machine in ("idle", "beside 1 busy processes"):
+        assert figures[machine].keys() == bench_threads.WAYS.keys()
+        assert figures[machine][bench_threads.DEFAULT]["speed"] == 1
+        assert all(
+            0 < way["low"] <= way["speed"] <= way["high"] for way in figures[machine].values()
+        )
+    assert figures["threads"]["OMP_NUM_THREADS=1"] == 1
+    assert figures["threads"]["GOMP_SPINCOUNT=1000"] == figures["threads"][bench_threads.DEFAULT]
 
 
 def test_a_service_is_measured(inputs: list[Any], tmp_path: Path) -> None:

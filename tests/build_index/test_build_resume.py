@@ -202,7 +202,7 @@ def test_another_tokenizer_is_refused(interrupted, tokenizer, expected):
 
 
 def test_another_release_is_refused(interrupted, monkeypatch):
-    monkeypatch.setattr(build_plan.rest_store, "__version__", "9.9.9")
+    monkeypatch.setattr(build_plan, "__version__", "9.9.9")
     refuse(interrupted, r"ds: program is rest-store 9\.9\.9, expected rest-store \d")
 
 

@@ -15,7 +15,7 @@ from build_index.memory_plan import (
     resident_bytes,
 )
 from build_index.size import parse_size
-from rest_store.datastore.memory import available_bytes
+from rest_store.datastore.available_memory import available_bytes
 from rest_store.datastore.suffix_array import max_positions, peak_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
 from tests.shared.builds import build_quick, write_jsonl

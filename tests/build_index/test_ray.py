@@ -105,7 +105,7 @@ def test_a_wrong_address_is_refused(corpora, tokenizer, out, monkeypatch, words,
 
 
 def test_other_versions_on_a_node_are_refused(address, corpora, tokenizer, out, monkeypatch):
-    monkeypatch.setattr("rest_store.__version__", "9.9.9")
+    monkeypatch.setattr("build_index.ray_workers.__version__", "9.9.9")
     with pytest.raises(
         WorkerError, match=r"node [0-9.]+: rest-store is [0-9.]+, expected 9\.9\.9, as in the build"
     ):

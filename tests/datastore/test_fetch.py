@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from rest_store.datastore import fetch as fetching
-from rest_store.datastore import locations
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.fetch import fetch
 from rest_store.datastore.file_lock import take_lock
@@ -25,6 +24,7 @@ from rest_store.errors import (
     FetchError,
     ServiceUnavailableError,
 )
+from rest_store.service.client import service_files
 from tests.shared.builds import contents
 from tests.shared.strategies import Corpus, write_datastore
 
@@ -118,18 +118,19 @@ def test_a_copy_is_the_same_datastore_and_made_once(source: Path, tmp_path: Path
 def test_a_location_is_opened_as_a_copy(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Elsewhere:
-        def fetched(self, location: str, cache: Path, **access: Any) -> Path:
-            assert (location, access) == ("far:1/ds", {"token": "secret", "tls": True})
-            return fetch(Reader(source), cache)
+    def fetched(location: str, cache: Path, **access: Any) -> Path:
+        assert (location, access) == ("far:1/ds", {"token": "secret", "tls": True})
+        return fetch(Reader(source), cache)
 
-    monkeypatch.setattr(locations, "reach", Elsewhere)
+    monkeypatch.setattr(service_files, "fetched", fetched)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
     for cache, place in (
         (None, tmp_path / "default" / "rest-store"),
         (tmp_path / "other", tmp_path / "other"),
     ):
-        with Datastore.open("far:1/ds", cache=cache, token="secret", tls=True, part="1/2") as store:
+        with Datastore.open(
+            "far:1/ds", cache=cache, token="secret", tls=True, partition="1/2"
+        ) as store:
             assert store.path.parent.parent == place
             assert store.info().shard_count == 1
 

@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.errors import DatastoreFormatError, TokenizerLoadError, TokenizerMismatchError
@@ -356,3 +356,26 @@ def test_identity_of_takes_every_form_of_a_fast_tokenizer(identity):
     assert identity_of(tokenizer, "mine").name == "mine"
     assert identity_of(Fast()) == identity
     assert identity_of(Fast()).name == "owner/model"
+
+
+def test_an_identity_is_computed_once_until_the_tokenizer_changes(monkeypatch):
+    computed = []
+    compute = TokenizerIdentity.from_tokenizer_json
+
+    def counted(text, name, encoding):
+        computed.append(name)
+        return compute(text, name, encoding)
+
+    monkeypatch.setattr(TokenizerIdentity, "from_tokenizer_json", counted)
+    monkeypatch.setattr("rest_store.datastore.tokenizer._identities", {})
+    tokenizer = byte_level_bpe()
+    before = identity_of(tokenizer)
+    named = identity_of(byte_level_bpe(), "mine")
+    assert len(computed) == 1
+    assert named == before
+    assert named.name == "mine"
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    assert identity_of(tokenizer).encoding != before.encoding
+    tokenizer.add_tokens(["<added>"])
+    assert "<added>" in identity_of(tokenizer).added_tokens
+    assert len(computed) == 3

@@ -96,11 +96,12 @@ def test_a_batch_that_cannot_be_asked_is_refused_before_anything_happens(store: 
     one, other, closed = (DraftSession([store], [1, 2]) for _ in range(3))
     closed.close()
     for both in ([one, other, one], [one, None], [one, store]):
-        refused(ArgumentError, lambda both=both: draft_all(both), "draft_all: session")  # type: ignore[misc]
+        refused(ArgumentError, lambda both=both: draft_all(both), "draft_all: ", "session")  # type: ignore[misc]
         refused(
             ArgumentError,
             lambda both=both: accept_all(both, [[3]] * len(both)),
-            "accept_all: session",
+            "accept_all: ",
+            "session",
         )  # type: ignore[misc]
     refused(SessionClosedError, lambda: draft_all([one, closed]), "closed")
     refused(SessionClosedError, lambda: accept_all([one, closed], [[3], [3]]), "closed")

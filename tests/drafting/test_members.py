@@ -97,7 +97,7 @@ MALFORMED: dict[str, Any] = {
     "number of nodes is 4, expected at most 3": scored(
         [5, 6, 4, 3], [-1, 0, -1, 2], [0.5, 0.25, 0.1, 0.1]
     ),
-    "tree is without scores or origins": TokenTree([5], [-1], [0]),
+    "a tree has no scores or no origins": TokenTree([5], [-1], [0]),
     "a token is -5": scored([-5], [-1], [0.5]),
     "the score of node 1 is 0.75, expected 0 to its parent's": scored([5, 6], [-1, 0], [0.5, 0.75]),
     "the score of node 0 is nan": scored([5], [-1], [float("nan")]),
@@ -115,10 +115,18 @@ def test_a_malformed_tree_costs_its_member_the_step(found: str, others: int) -> 
         session.accept([5])
         alone = session.draft(3)
         assert len(alone) == 3 * others, "the other one's"
-        assert [found in drop.text for drop in session.sources.drops] == [True]
+        assert [found in drop.text for drop in session._sources.drops] == [True]
         session.accept([5])
         assert session.draft(3).tokens.tolist() == whole.tokens.tolist(), "it is asked again"
         assert session.statistics.dropped == {("scripted", "error"): 1}
+
+
+def test_a_tree_with_branches_in_the_place_of_a_chain_costs_its_member_the_step() -> None:
+    branches = scored([5, 6], [-1, -1], [0.5, 0.25])
+    with DraftSession([ScriptedSource(branches)], TEXT) as session:
+        assert len(session.draft(3, shape="chain")) == 0
+        assert "a tree has branches" in session.statistics.absent["scripted"].reason
+        assert len(session.draft(3)) == 2
 
 
 @pytest.mark.parametrize("has_references", [True, False])
@@ -297,9 +305,9 @@ def test_no_step_waits_for_a_member_that_is_left_out(store: Datastore) -> None:
         [ScriptedSource(TokenizerMismatchError("another")), store], [1, 2]
     ) as session:
         session.draft()
-        assert session.sources.waited > 0
+        assert session.statistics.waited > 0
         session.draft()
-        assert session.sources.waited == 0
+        assert session.statistics.waited == 0
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(), KeyboardInterrupt])

@@ -50,15 +50,15 @@ def test_a_text_whose_tokens_meet_in_one_place_costs_no_more_than_others(
     with DraftSession([PromptLookup()], text if at_once else text[:1]) as session:
         for token in text[1:] if not at_once else ():
             session.accept([int(token)])
-        assert MAX_READ / 2 < session.sources.native.longest_probe() <= MAX_READ
+        assert MAX_READ / 2 < session._sources.native.longest_probe() <= MAX_READ
         session.accept(np.concatenate([tail, tail[:4]]))
         assert session.draft(max_nodes=4).tokens[0] == tail[4]
-        assert session.sources.native.longest_probe() <= MAX_READ
+        assert session._sources.native.longest_probe() <= MAX_READ
 
 
 def test_a_usual_text_is_spread_over_its_tables() -> None:
     text = np.random.default_rng(3).integers(0, 50_000, 20_000).astype(np.int32)
     with DraftSession([PromptLookup()], np.tile(text, 2)) as session:
-        assert session.sources.native.longest_probe() < 100
+        assert session._sources.native.longest_probe() < 100
         tree = session.draft(max_nodes=8)
     assert tree.tokens[0] == text[0]

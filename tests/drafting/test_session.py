@@ -156,8 +156,8 @@ def test_drafts_follow_references_and_text_but_cross_no_end(
 @pytest.mark.parametrize(
     ("references", "error", "words"),
     [
-        (7, ContextTypeError, "references is a int"),
-        ("def f", ContextTypeError, "references is a str"),
+        (7, ContextTypeError, "references are of the type int"),
+        ("def f", ContextTypeError, "references are of the type str"),
         ([1, 2, 3], ContextTypeError, "references[0] is 0-D"),
         ([[1], [[2]]], ContextTypeError, "references[1] is 2-D"),
         ([["def"]], ContextTypeError, "references[0] is 1-D"),
@@ -353,7 +353,7 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     refused(
         DataFileError,
         lambda: DraftSession([store], calibration=other),
-        "a str",
+        "type str",
         "Calibration.load(path)",
     )
     refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2]]), "prompt")

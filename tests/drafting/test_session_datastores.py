@@ -105,10 +105,10 @@ def live(tmp_path: Path) -> Iterator[LiveDatastore]:
 def recorded(*sources: object, text: Sequence[int] = (1, 2)) -> npt.NDArray[np.float32]:
     """Features of the candidates after a text, in the order of the fixed rule."""
     with DraftSession(sources, text, calibration=Calibration(bytes(4))) as session:
-        session.sources.native.record(True)
+        session.record_candidates(True)
         session.draft(1)
         session.accept([3])
-        return np.frombuffer(session.sources.native.recorded()[0], np.float32).reshape(-1, FEATURES)
+        return np.frombuffer(session.recorded_candidates()[0], np.float32).reshape(-1, FEATURES)
 
 
 def test_a_live_datastore_has_columns_of_its_own(frozen: Datastore, live: LiveDatastore) -> None:

@@ -35,7 +35,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a class": ([PromptLookup], "source 0 is the class PromptLookup"),
     "a class of one's own": ([ONE, ScriptedSource], "source 1 is the class ScriptedSource"),
     "a list in the list": ([[ONE]], "source 0 is a list"),
-    "twice the same": ([ONE, ONE], "source 1 is one of the others"),
+    "twice the same": ([ONE, ONE], "source 1 occurs twice"),
     "two prompt lookups": ([MyLookup(), PromptLookup()], "source 1 is a second PromptLookup"),
     "two of recycled logits": (
         [RecycledLogits(), RecycledLogits()],
@@ -43,7 +43,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "seven services": (
         [PromptLookup(), *(ScriptedSource() for _ in range(7))],
-        "number of sources with counts is 7",
+        "7 datastores, services and grammars",
     ),
 }
 

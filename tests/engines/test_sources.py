@@ -20,6 +20,7 @@ from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import (
+    DatastoreFormatError,
     DatastoreNotFoundError,
     QueryError,
     RestStoreError,
@@ -75,7 +76,7 @@ def refused(error: type[RestStoreError], message: str, **settings: Any) -> None:
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     place, absent = datastore(tmp_path / "a"), str(tmp_path / "absent")
     refused(DatastoreNotFoundError, absent, datastores=[place, absent])
-    refused("live", place, remember=place)
+    refused(DatastoreFormatError, place, remember=place)
     many = [datastore(tmp_path / f"{number}") for number in range(7)]
     refused(
         SourceError,

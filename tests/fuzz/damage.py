@@ -357,7 +357,7 @@ def read_copies(store: Datastore) -> None:
         )
         for view in (shard.view for shard in store.shards)
     ]
-    store._snapshot = Snapshot.of(views, store.vocabulary_size)
+    store._snapshot = Snapshot.from_views(views, store.vocabulary_size)
 
 
 def contents_are(directory: Path, expected: Contents, names: tuple[str, ...]) -> bool:

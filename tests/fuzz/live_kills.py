@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rest_store.datastore import locations
 from rest_store.live import retention
 from rest_store.live.check import check_live
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.service.client import service_upstream
 from tests.fuzz import campaign
 from tests.shared.live import require_answers, some_document, until
 from tests.shared.strategies import Document
@@ -253,7 +253,9 @@ def damage(chance: random.Random, place: Path) -> None:
 
 def small() -> None:
     """Have few documents go through all that many would."""
-    retention._MEMTABLE, retention._MAX_SEGMENT_POSITIONS, retention._COMMIT = 32, 2000, 400
+    retention._MAX_MEMTABLE_POSITIONS = 32
+    retention._MAX_SEGMENT_POSITIONS = 2000
+    retention._MAX_COMMIT_POSITIONS = 400
 
 
 def opened_replica(place: str, cache: str) -> tuple[LiveDatastore, LiveDatastore]:
@@ -261,13 +263,13 @@ def opened_replica(place: str, cache: str) -> tuple[LiveDatastore, LiveDatastore
     live = LiveDatastore.open(place, read_only=True)
     service = Service(live)
     service.max_bytes = 500
-    locations.reach = lambda: service
-    return live, LiveDatastore.open(LOCATION, cache=cache)
+    with mock.patch.object(service_upstream, "ServiceUpstream", service.upstream):
+        return live, LiveDatastore.open(LOCATION, cache=cache)
 
 
 def require_equal(place: Path, cache: Path) -> None:
     """Open the replica, and compare all that it holds with the live datastore."""
-    with mock.patch.object(locations, "reach"), LiveDatastore.open(place) as live:
+    with LiveDatastore.open(place) as live:
         reader, replica = opened_replica(str(place), str(cache))
         with reader, replica:
             until(

@@ -2,7 +2,7 @@
 
 What must hold: the service lives, answers a request of ours as before, and needs memory and time
 for a message in proportion to its size; each refusal has a status of the table in
-`rest_store.service.errors`, none of them UNKNOWN or INTERNAL. Whatever a service answers, clients
+`rest_store.service.statuses`, none of them UNKNOWN or INTERNAL. Whatever a service answers, clients
 return something valid or raise an error of ours.
 """
 

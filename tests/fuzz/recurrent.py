@@ -114,6 +114,5 @@ class Fuzzer(campaign.Fuzzer):
         drafts = output.statistics.drafts
         assert not drafts.errors, drafts.errors
         partly = 0 < drafts.accepted < drafts.nodes
-        return Counter(
-            ["equal, with some draft tokens accepted and some not" if partly else "equal"]
-        )
+        kind = f"{'sampled' if options['do_sample'] else 'greedy'}, {rows} rows"
+        return Counter([f"{family}: equal", kind, *(["partly accepted drafts"] if partly else [])])

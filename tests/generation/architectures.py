@@ -3,16 +3,21 @@ installed transformers has, each made tiny.
 
     python -m tests.generation.architectures [FAMILY ...] [--out FILE]
 
-writes a line for each family. The table of `docs/reference/architectures.md` is made of a result of
-this.
+writes a line for each family. `make docs-tables` makes the tables of
+docs/reference/architectures.md of its results, one for each of three releases of transformers: the
+pinned one (`benchmarks/results/architectures.json`), the newest and the oldest
+(`architectures_newest.json`, `architectures_oldest.json`).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 import sys
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -37,10 +42,18 @@ TREES, CHAINS, REFUSED, NOT_MADE, WRONG = (
     "wrong",
 )
 FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ROWS = 3
 REFUSALS = (NotSupportedError,)
 FIXED = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
 _LENGTH = 14  # of the prompts
+_SPREADS = (
+    1.0,
+    3.0,
+    0.3,
+    7.0,
+)  # that weights beside those of embeddings are multiplied by, until a text has several tokens
+_LONGEST_NOTE = 160
 
 
 class Outcome(NamedTuple):
@@ -61,6 +74,18 @@ class Outcome(NamedTuple):
     note: str = ""
 
 
+def committed() -> dict[str, Outcome] | None:
+    """Return the outcomes by family in the results for the installed transformers.
+
+    None: none are for this release.
+    """
+    for path in sorted(RESULTS.glob("architectures*.json")):
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if fields["packages"]["transformers"] == transformers.__version__:
+            return {row["family"]: Outcome(**row) for row in fields["results"]}
+    return None
+
+
 def outcome_of(family: str) -> Outcome:
     """Try a family: its plain text, of one row and of several, and
     the same with right, wrong and mixed drafts.
@@ -69,7 +94,10 @@ def outcome_of(family: str) -> Outcome:
         return _outcome_of(family)
     except Exception as error:
         return Outcome(
-            family, _model_of(family), WRONG, f"{type(error).__name__}: {first_line(error)}"[:160]
+            family,
+            _model_of(family),
+            WRONG,
+            f"{type(error).__name__}: {first_line(error)}"[:_LONGEST_NOTE],
         )
 
 
@@ -81,32 +109,31 @@ def _model_of(family: str) -> str:
 def _outcome_of(family: str) -> Outcome:
     outcome = functools.partial(Outcome, family, _model_of(family))
     try:
-        model = _telling(family)
-        plain = model.generate(**prompts(1), **FIXED)
+        model, plain = _telling(family)
     except Exception as error:  # whatever a family raises because it is so small
-        return outcome(NOT_MADE, f"{type(error).__name__}: {first_line(error)}"[:160])
+        return outcome(NOT_MADE, f"{type(error).__name__}: {first_line(error)}"[:_LONGEST_NOTE])
     try:
         output = _drafted(model, prompts(1), plain, "right")
     except REFUSALS as error:
         return outcome(REFUSED, _reason(error))
     if not _tells(plain):
-        return outcome(NOT_MADE, "the tiny model repeats one token")
+        return outcome(NOT_MADE, "the tiny model repeats a few tokens")
     kind, note = CHAINS if has_states(getattr(output, CACHE)) else TREES, ""
-    rows = [1, ROWS]
-    if _pads_otherwise(model):
-        rows, note = [1], "plain generation of padded rows differs from that of each row alone"
-    for number in rows:
-        inputs = prompts(number)
-        plain = model.generate(**inputs, **FIXED)
-        for script in SCRIPTS:
-            try:
-                output = _drafted(model, inputs, plain, script)
-            except REFUSALS as error:
-                return outcome(kind, f"one row; several are refused: {_reason(error)}")
-            if not torch.equal(output.sequences, plain):
-                return outcome(WRONG, f"{number} rows, {script} drafts")
-            if script == "right" and not output.statistics.drafts.accepted:
-                return outcome(WRONG, f"{number} rows: no right draft was accepted")
+    texts = {1: plain, ROWS: model.generate(**prompts(ROWS), **FIXED)}
+    if _pads_otherwise(model, texts[ROWS]):
+        del texts[ROWS]
+        note = (
+            "one row; plain generation writes something else of padded rows than of each row alone"
+        )
+    for (rows, text), script in itertools.product(texts.items(), SCRIPTS):
+        try:
+            output = _drafted(model, prompts(rows), text, script)
+        except REFUSALS as error:
+            return outcome(kind, f"one row; several are refused: {_reason(error)}")
+        if not torch.equal(output.sequences, text):
+            return outcome(WRONG, f"{rows} rows, {script} drafts")
+        if script == "right" and not output.statistics.drafts.accepted:
+            return outcome(WRONG, f"{rows} rows: no right draft was accepted")
     return outcome(kind, note)
 
 
@@ -115,26 +142,34 @@ def _reason(error: BaseException) -> str:
     return str(error).partition(": ")[2].partition(", expected ")[0]
 
 
-def _telling(family: str) -> Any:
-    """Return a tiny model of the family, one that does not repeat one token if there is one."""
-    error: Exception | None = None
-    model = None
-    for changed, spread in (
-        ({}, 1.0),
-        ({"tie_word_embeddings": False}, 1.0),
-        ({"tie_word_embeddings": False}, 3.0),
-    ):
+def _telling(family: str) -> tuple[Any, torch.Tensor]:
+    """Return a tiny model of the family and its text, if possible one that has several tokens.
+
+    Raises:
+        Exception: whatever the family raises with any weights.
+    """
+    first: tuple[Any, torch.Tensor] | None = None
+    failure: Exception | None = None
+    for untied, spread in itertools.product(({}, {"tie_word_embeddings": False}), _SPREADS):
         try:
-            model = family_model(family, **changed)
-            for parameter in model.parameters() if spread > 1 else ():
-                parameter.data *= spread
-            if _tells(model.generate(**prompts(1), **FIXED)):
-                break
-        except Exception as failure:
-            error = error or failure
-    if model is None:
-        raise error or AssertionError
-    return model
+            model = family_model(family, **untied)
+            ends = (model.get_input_embeddings(), model.get_output_embeddings())
+            embeddings = {id(getattr(module, "weight", None)) for module in ends}
+            for parameter in model.parameters():
+                if parameter.ndim > 1 and id(parameter) not in embeddings:
+                    parameter.data *= spread
+            plain = model.generate(**prompts(1), **FIXED)
+        except Exception as error:
+            failure = failure or error
+            if first is None and spread == _SPREADS[0] and untied:
+                break  # no weights help
+            continue
+        if _tells(plain):
+            return model, plain
+        first = first or (model, plain)
+    if first is None:
+        raise failure or AssertionError
+    return first
 
 
 def _tells(plain: torch.Tensor) -> bool:
@@ -157,15 +192,16 @@ def _drafted(model: Any, inputs: dict[str, torch.Tensor], plain: torch.Tensor, s
         )
 
 
-def _pads_otherwise(model: Any) -> bool:
+def _pads_otherwise(model: Any, together: torch.Tensor) -> bool:
     """Whether plain generation writes something else of rows that
     are padded than of each row alone.
     """
     inputs = prompts(ROWS)
-    together = model.generate(**inputs, **FIXED)
     for ids, mask, text in zip(
         inputs["input_ids"], inputs["attention_mask"], together, strict=True
     ):
+        if mask.all():
+            continue
         row = ids[mask.bool()][None]
         alone = model.generate(row, attention_mask=torch.ones_like(row), **FIXED)
         if not torch.equal(alone[0, row.shape[1] :], text[_LENGTH:]):

@@ -102,7 +102,15 @@ def test_the_command_refuses_what_is_not_there(tmp_path: Path, model_directory: 
     done = CliRunner().invoke(main, [*words, str(tmp_path / "no.gguf")])
     assert done.exit_code == 1
     assert "expected a causal language model" in done.output
-    refused(ModelLoadError, lambda: load_model(str(tmp_path)), str(tmp_path))
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    done = CliRunner().invoke(main, [*words, str(folder)])
+    assert done.exit_code == 1
+    assert (
+        f"{folder}: model is absent (no config.json in {folder}), expected a causal language"
+        in done.stderr
+    )
+    assert len(done.output.strip().splitlines()) == 1
     done = CliRunner().invoke(
         main, [*words, str(model_directory), "--datastore", str(tmp_path / "none.ds")]
     )

@@ -25,6 +25,7 @@ from rest_store.errors import (
 )
 from rest_store.generation.cache import Pattern, TreeKVCache
 from rest_store.generation.seam import CACHE, CACHE_NAMES
+from tests.shared.families import family_model
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
@@ -215,6 +216,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 def test_models_are_refused_by_name(name: str) -> None:
     make, fragments = REFUSED[name]
     refused_early(NotSupportedError, make(), *fragments)
+
+
+def test_loops_that_read_a_cache_which_others_write_are_refused() -> None:
+    try:
+        model = family_model("dory", recurrent_kv_cache_mode="last_loop")
+    except KeyError:
+        pytest.skip("not in this release of transformers")
+    refused_early(NotSupportedError, model, "the key-value cache is read by loops", "per_loop")
+    model.config.recurrent_kv_cache_mode = "per_loop"
+    assert ask(model).shape == (1, 38)
 
 
 def test_the_former_name_of_sources() -> None:

@@ -13,7 +13,7 @@ import transformers
 from transformers import DynamicCache
 
 import rest_store
-from rest_store.errors import RestStoreError
+from rest_store.errors import NotSupportedError
 from rest_store.generation.seam import PARTS, require_transformers
 from rest_store.seam import differences
 from tests.shared.strategies import refused
@@ -41,7 +41,7 @@ def test_another_release_is_named_before_the_model_runs(
     monkeypatch.setattr("transformers.cache_utils.CacheLayerMixin.update", update)
     model = tiny_model("llama")
     refused(
-        RestStoreError,
+        NotSupportedError,
         lambda: model.generate(**prompts(1), max_new_tokens=2, custom_generate=rest_store.generate),
         f"transformers is {transformers.__version__}, in which"
         " transformers.cache_utils:CacheLayerMixin.update takes",

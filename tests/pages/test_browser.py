@@ -170,7 +170,7 @@ def test_on_a_telephone_the_panel_covers_no_text(tab: Any, places: dict[str, str
         text, chosen, panel = tab.evaluate(f"{sizes}.map((one) => [one.top, one.bottom])")
         assert text[1] <= panel[0]
         assert text[0] <= chosen[1] <= text[1], "the chosen pass is in sight"
-        assert panel[1] <= 780
+        assert round(panel[1]) <= 780, "scroll positions are whole pixels, and boxes are not"
 
 
 def test_on_a_phone_no_table_is_cut_and_many_results_are_short(

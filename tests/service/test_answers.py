@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from rest_store.datastore.tree import SuffixMatch, TokenTree
+from rest_store.datastore.validation import TreeLimits
 from rest_store.drafting.draft_options import DraftOptions
 from rest_store.errors import ProtocolError
 from rest_store.service.client.descriptions import service_info
 from rest_store.service.client.requests import parse
-from rest_store.service.client.trees import read_session_tree, read_tree, sum_of_trees
+from rest_store.service.client.trees import read_session_tree, read_tree, sum_trees
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.sessions import Nodes
 from tests.shared.strategies import refused
@@ -21,7 +22,7 @@ VOCABULARY = 300
 
 
 def read(message: pb.Tree) -> TokenTree:
-    return read_tree(message, VOCABULARY, (16, 16, 10), "peer")
+    return read_tree(message, VOCABULARY, TreeLimits(16, 16, 10), "peer")
 
 
 def packed(tokens: Any, parents: Any, depths: Any, counts: Any) -> bytes:
@@ -68,38 +69,46 @@ NODES = {
     "scores": [0.9, 0.5, 0.25],
     "parents": [-1, 0, -1],
     "origins": [1, 2, 4],
+    "depths": [1, 2, 1],
 }
 SWAPPED = bytes(range(256)).translate(bytes.maketrans(b"\1\2", b"\2\1"))
 
 
-def session_nodes(**columns: Any) -> bytes:
-    return Nodes(**(NODES | columns)).packed()
+def session_tree(**columns: Any) -> pb.Tree:
+    return Nodes(**(NODES | columns)).message()
 
 
 @pytest.mark.parametrize(
-    ("what", "nodes", "limits"),
+    ("what", "tree", "options"),
     [
-        ("nodes", session_nodes()[:-1], DraftOptions(3)),
-        ("nodes", session_nodes(), DraftOptions(2)),
-        ("token ids", session_nodes(tokens=[1, VOCABULARY, 3]), DraftOptions(3)),
-        ("token ids", session_nodes(tokens=[1, -1, 3]), DraftOptions(3)),
-        ("parents", session_nodes(parents=[0, 0, 0]), DraftOptions(3)),
-        ("parents", session_nodes(parents=[-1, 2, -1]), DraftOptions(3)),
-        ("parents", session_nodes(parents=[-2, 0, 0]), DraftOptions(3)),
-        ("parents", session_nodes(), DraftOptions(3, is_chain=True)),
-        ("scores", session_nodes(scores=[0.5, float("nan"), 0.5]), DraftOptions(3)),
-        ("scores", session_nodes(scores=[1.5, 0.5, 0.5]), DraftOptions(3)),
-        ("scores", session_nodes(scores=[0.5, 0.75, 0.5]), DraftOptions(3)),
-        ("scores", session_nodes(scores=[0.5, -0.5, 0.5]), DraftOptions(3)),
+        ("nodes", pb.Tree(nodes=session_tree().nodes[:-1]), DraftOptions(3)),
+        ("nodes", session_tree(), DraftOptions(2)),
+        ("token ids", session_tree(tokens=[1, VOCABULARY, 3]), DraftOptions(3)),
+        ("token ids", session_tree(tokens=[1, -1, 3]), DraftOptions(3)),
+        ("parents", session_tree(parents=[0, 0, 0]), DraftOptions(3)),
+        ("parents", session_tree(parents=[-1, 2, -1]), DraftOptions(3)),
+        ("parents", session_tree(parents=[-2, 0, 0]), DraftOptions(3)),
+        ("parents", session_tree(), DraftOptions(3, is_chain=True)),
+        ("depths", session_tree(depths=[1, 1, 1]), DraftOptions(3)),
+        ("scores", session_tree(scores=[0.9, 0.5]), DraftOptions(3)),
+        ("scores", session_tree(scores=[]), DraftOptions(3)),
+        ("origins", session_tree(origins=[1, 2, 4, 4]), DraftOptions(3)),
     ],
 )
 def test_each_fault_of_a_tree_of_a_session_is_named(
-    what: str, nodes: bytes, limits: DraftOptions
+    what: str, tree: pb.Tree, options: DraftOptions
 ) -> None:
     refused(
         ProtocolError,
-        lambda: read_session_tree(nodes, VOCABULARY, limits, SWAPPED, "peer"),
+        lambda: read_session_tree(tree, VOCABULARY, options, SWAPPED, "peer"),
         f"peer: {what} of a draft tree",
+    )
+
+
+def test_a_tree_of_a_session_is_read_with_the_origins_of_the_client() -> None:
+    tree = read_session_tree(session_tree(), VOCABULARY, DraftOptions(3), SWAPPED, "peer")
+    assert tree == TokenTree(
+        [1, 2, 3], [-1, 0, -1], [0, 0, 0], scores=[0.9, 0.5, 0.25], origins=[2, 1, 4]
     )
 
 
@@ -147,9 +156,9 @@ def test_trees_of_partitions_are_summed_by_path() -> None:
     one = TokenTree([1, 2, 3], [-1, 0, -1], [5, 4, 3], match=SuffixMatch(2, 8))
     other = TokenTree([3, 1, 4], [-1, -1, 0], [4, 2, 4], match=SuffixMatch(2, 6))
     shorter = TokenTree([9], [-1], [99], match=SuffixMatch(1, 99))
-    whole = sum_of_trees([one, shorter, other], 4)
+    whole = sum_trees([one, shorter, other], 4)
     assert whole == TokenTree([1, 3, 2, 4], [-1, -1, 0, 1], [7, 7, 4, 4], match=SuffixMatch(2, 14))
-    assert sum_of_trees([one, other], 3) == TokenTree(
+    assert sum_trees([one, other], 3) == TokenTree(
         [1, 3, 2], [-1, -1, 0], [7, 7, 4], match=SuffixMatch(2, 14)
     )
-    assert sum_of_trees([shorter, one], 2) is one
+    assert sum_trees([shorter, one], 2) is one

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rest_store.service.bearer_tokens import ALL_ALLOWED
 from rest_store.service.server import feeds
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.feeds import Feeds
-from rest_store.service.tokens import ALL_ALLOWED
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import new_live
 from tests.shared.services import PATIENCE

@@ -21,12 +21,12 @@ from rest_store.errors import (
 )
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.service.bearer_tokens import ALL_ALLOWED
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.server import writes
 from rest_store.service.server.catalog import Catalog
-from rest_store.service.server.limits import ServiceLimits
+from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.service.server.writes import Writes
-from rest_store.service.tokens import ALL_ALLOWED
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.clients import KINDS, connected
 from tests.shared.services import PATIENCE, Service, reason_of, running

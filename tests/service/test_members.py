@@ -39,7 +39,7 @@ from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.clients import LATE, free_port
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, failed, running
-from tests.shared.sessions import Relay, Request, packed, sessions_of
+from tests.shared.sessions import Relay, Request, sessions_of, token_bytes
 from tests.shared.strategies import refused
 
 TEXT = [1, 2, 3, 50, 60, 1, 2]
@@ -238,8 +238,10 @@ def test_a_service_that_takes_no_more_sessions_is_left_alone_for_a_while(numbers
 WRONG = {
     "no message": b"\xff\xff",
     "too large": bytes(1 << 20),
-    "half a node": pb.DraftSessionResponse(nodes=bytes(10)).SerializeToString(),
-    "too many nodes": pb.DraftSessionResponse(nodes=bytes(11 * 9)).SerializeToString(),
+    "half a node": pb.DraftSessionResponse(tree=pb.Tree(nodes=bytes(10))).SerializeToString(),
+    "too many nodes": pb.DraftSessionResponse(
+        tree=pb.Tree(nodes=bytes(20 * 9), scores=bytes(4 * 9), origins=bytes(9))
+    ).SerializeToString(),
 }
 
 
@@ -353,7 +355,7 @@ def test_another_service_takes_over(
         if end is Service.kill:
             until(lambda: not fails(stepper))
         assert len(stepper.step()) > 0, "a service that drains costs no step"
-        assert openings(relay)[0].tokens == packed(stepper.text)
+        assert openings(relay)[0].tokens == token_bytes(stepper.text)
 
 
 def test_without_names_a_datastore_that_was_removed_costs_a_call(numbers: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from rest_store.errors import ServiceUnavailableError
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.proxy import proxy_of
+from rest_store.service.proxy import proxy_for
 from tests.shared.services import PATIENCE, Service, failed, running
 from tests.shared.strategies import Corpus, write_datastore
 
@@ -137,9 +137,9 @@ def test_which_proxy_is_named(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert proxy_of(target) == proxy
+    assert proxy_for(target) == proxy
 
 
 def test_a_socket_has_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://p:1")
-    assert proxy_of(f"unix:{tmp_path}/socket") is None
+    assert proxy_for(f"unix:{tmp_path}/socket") is None

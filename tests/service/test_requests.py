@@ -11,13 +11,13 @@ import pytest
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.errors import ArgumentError
+from rest_store.service.bearer_tokens import ALL_ALLOWED
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
+from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.service.server.servicer import METHODS
-from rest_store.service.tokens import ALL_ALLOWED
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.strategies import Corpus, refused, write_datastore
 

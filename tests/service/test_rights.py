@@ -10,12 +10,12 @@ import pytest
 
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import DocumentError, PermissionDeniedError
+from rest_store.service.bearer_tokens import BearerTokens, Grant, grants_in
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.client.elsewhere import ServiceUpstream
-from rest_store.service.tokens import BearerTokens, Grant, grants_in
+from rest_store.service.client.service_upstream import ServiceUpstream
 from rest_store.v1 import datastore_pb2 as pb
-from tests.service.test_elsewhere import caught_up
 from tests.service.test_server_security import bearer
+from tests.service.test_service_files import caught_up
 from tests.shared.services import PATIENCE, Service, reason_of, running
 from tests.shared.strategies import refused
 

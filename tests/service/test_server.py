@@ -12,7 +12,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from rest_store.service.errors import STATUSES
+from rest_store.service.statuses import STATUSES
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE, Service, reason_of, running
 from tests.shared.sessions import SessionTalk, opening, step
@@ -125,7 +125,7 @@ def test_streams_beyond_the_limit_are_refused_at_once(service: Service) -> None:
             SessionTalk(stub).ask(first)
         assert reason_of(caught.value) == "OVERLOADED"
         for talk in talks:
-            assert talk.ask(step(1)).nodes
+            assert talk.ask(step(1)).tree.nodes
             talk.close()
 
 

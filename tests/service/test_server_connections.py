@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rest_store.service.server import calls
-from rest_store.service.server.limits import ServiceLimits
+from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
 from tests.shared.served import serving_here
@@ -66,7 +66,7 @@ def test_silent_connections_beyond_the_limit_are_closed_and_the_others_answered(
         silent = connected(stack, service.target, 300)
         until_closed_are(silent, 300 - 19)  # the limit is that of an address, and one was taken
         assert first.Draft(ASKED, timeout=PATIENCE).trees
-        assert talk.ask(step(1)).nodes
+        assert talk.ask(step(1)).tree.nodes
         with service.stub(service.unix) as local:
             assert local.Draft(ASKED, timeout=PATIENCE).trees
         assert metrics_of(service)["rest_store_streams",] == 1

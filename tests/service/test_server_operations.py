@@ -147,7 +147,7 @@ def test_a_rebuilt_datastore_is_taken_without_one_failed_request(
     threads = [threading.Thread(target=ask) for _ in range(3)]
     with service.stub() as stub:
         talk = SessionTalk(stub)
-        before = talk.ask(OPENING).nodes
+        before = talk.ask(OPENING).tree.nodes
         for thread in threads:
             thread.start()
         for turn in range(4):
@@ -161,7 +161,9 @@ def test_a_rebuilt_datastore_is_taken_without_one_failed_request(
             assert (
                 stub.Draft(ASKED).trees[0].nodes == Datastore.open(directory).draft([1, 2]).packed
             )
-        assert talk.ask(step()).nodes == before, "a session keeps the datastore that it began with"
+        assert talk.ask(step()).tree.nodes == before, (
+            "a session keeps the datastore that it began with"
+        )
         stopped.set()
         for thread in threads:
             thread.join()
@@ -329,7 +331,7 @@ def test_a_defect_is_reported_as_such_and_logged(
 def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(
     directory: Path,
 ) -> None:
-    def status_of(url: str) -> int:
+    def status_for(url: str) -> int:
         try:
             with urllib.request.urlopen(url, timeout=PATIENCE) as response:
                 return int(response.status)
@@ -344,7 +346,7 @@ def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(
         alive, ready = (
             service.metrics.replace("/metrics", path) for path in ("/healthz", "/readyz")
         )
-        assert [status_of(url) for url in (alive, ready, ready + "?verbose", alive + "z")] == [
+        assert [status_for(url) for url in (alive, ready, ready + "?verbose", alive + "z")] == [
             200,
             200,
             200,
@@ -360,9 +362,9 @@ def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(
             os.truncate(file, 0)
         with pytest.raises(grpc.RpcError):
             stub.Draft(pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2, 3])]))
-        until(lambda: status_of(ready) == 503)
+        until(lambda: status_for(ready) == 503)
         assert health_of(service, "served") == health_of(service) == "NOT_SERVING"
-        assert status_of(alive) == 200
+        assert status_for(alive) == 200
         service.stop()
         assert "Traceback" not in "".join(service.log)
 

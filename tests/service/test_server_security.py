@@ -11,9 +11,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rest_store.errors import ArgumentError, AuthenticationError, ServeError
 from rest_store.service.address import Address
-from rest_store.service.channel import Dialer, Tls, target_of
+from rest_store.service.bearer_tokens import BearerTokens, Grant
+from rest_store.service.channel import Dialer, Tls, parse_target
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.tokens import BearerTokens, Grant
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE, Certificates, reason_of, running
 from tests.shared.strategies import refused
@@ -208,7 +208,7 @@ def test_addresses_know_whether_they_are_local(text: str, local: bool) -> None:
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     refused(ServeError, lambda: Address.parse(text), ascii(text))
-    refused(ArgumentError, lambda: target_of(text), ascii(text))
+    refused(ArgumentError, lambda: parse_target(text), ascii(text))
 
 
 BAD_TOKENS = {

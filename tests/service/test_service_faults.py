@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from rest_store.errors import OverloadedError
-from rest_store.service.errors import error_of_call
+from rest_store.service.statuses import call_error
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, health_of, metrics_of, reason_of, running
@@ -65,7 +65,7 @@ def test_a_crowd_that_gathered_while_the_service_was_paused_is_answered_or_refus
         errors = [error for call in calls if (error := call.exception()) is not None]
         for error in errors:
             assert reason_of(error) == "OVERLOADED" or error.code() is grpc.StatusCode.CANCELLED
-            assert isinstance(error_of_call("served", error), OverloadedError)
+            assert isinstance(call_error("served", error), OverloadedError)
         assert len(errors) < len(calls)
         assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 2
 

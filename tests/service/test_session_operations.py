@@ -62,7 +62,7 @@ def test_sessions_take_no_more_memory_than_they_may(pages: Path) -> None:
         talks = open_sessions(stub, fit + 5)
         assert 1 + len(talks) == fit
         assert sessions_of(service) == (fit, fit * of_one)
-        assert len(first.ask(step(3)).nodes) > 0
+        assert len(first.ask(step(3)).tree.nodes) > 0
         assert reason_in(lambda: first.ask(step(*[1] * 40_000))) == "OVERLOADED", (
             "a text that grows"
         )
@@ -71,7 +71,7 @@ def test_sessions_take_no_more_memory_than_they_may(pages: Path) -> None:
         assert reason_in(lambda: talks[0].ask(step(3, nodes=1024))) == "OVERLOADED", "a larger tree"
         talks.pop(0).leave()
         for talk in talks:
-            assert len(talk.ask(step(3)).nodes) > 0
+            assert len(talk.ask(step(3)).tree.nodes) > 0
             talk.close()
         assert sessions_of(service) == (0, 0)
         assert len(open_sessions(stub, fit)) == fit
@@ -89,7 +89,7 @@ def test_sessions_take_no_more_memory_than_is_shown(pages: Path) -> None:
             for call in calls:
                 text = [CHANCE.randrange(300) for _ in range(2000)]
                 await call.write(opening(*text, nodes=200, prompt_lookup=True))
-                assert len((await call.read()).nodes) == 11 * 200
+                assert len((await call.read()).tree.nodes) == 20 * 200
             grown = service.resident_bytes() - before
             count, shown = sessions_of(service)
             assert count == number
@@ -138,14 +138,14 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
             # A large tree takes a thread, too.
             for message in (opening(1, 2), step(3), step(4, nodes=200)):
                 await other.write(message)
-                assert (await other.read()).nodes
+                assert (await other.read()).tree.nodes
             assert len((await stub.Draft(heavy, timeout=PATIENCE)).trees) == 500
             for call in waiting[1:]:
                 call.cancel()
             while opened(server) > 2:
                 await asyncio.sleep(0.01)
             go_on.set()
-            assert (await waiting[0].read()).nodes
+            assert (await waiting[0].read()).tree.nodes
             assert begun == [5000]
 
     asyncio.run(run())
@@ -172,7 +172,7 @@ def test_sessions_that_share_a_key_learn_together(pages: Path) -> None:
 
         def first_draft(**fields: Any) -> Nodes:
             talk = SessionTalk(stub)
-            nodes = Nodes.of(talk.ask(opening(1, 2, **fields)).nodes)
+            nodes = Nodes.from_message(talk.ask(opening(1, 2, **fields)).tree)
             talk.close()
             return nodes
 
@@ -187,7 +187,8 @@ def test_sessions_that_share_a_key_learn_together(pages: Path) -> None:
         assert first_draft(**shared) == after, "it is kept for the next ones"
         others = [SessionTalk(stub) for _ in range(64)]
         for number, talk in enumerate(others):
-            assert Nodes.of(talk.ask(opening(1, 2, recycled_logits=b"%d" % number)).nodes) == before
+            answer = talk.ask(opening(1, 2, recycled_logits=b"%d" % number))
+            assert Nodes.from_message(answer.tree) == before
         assert first_draft(**shared) == before, (
             "of the keys that are kept, the one used first is forgotten"
         )

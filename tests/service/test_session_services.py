@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rest_store.datastore.datastore import Datastore
@@ -19,6 +20,7 @@ from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
+from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.clients import LATE
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, running
@@ -44,6 +46,25 @@ def trees_of(*sources: object) -> list[list[int]]:
             session.accept([token], [[token, 7]], node_top_k=[[5, 6]] * (1 + len(tree)))
         assert session.statistics.dropped == {}
     return trees
+
+
+@pytest.mark.parametrize("score", [float("nan"), 1.5, -0.5])
+def test_a_tree_with_impossible_scores_is_left_out(service: Service, score: float) -> None:
+    def wrong(name: str, data: bytes) -> bytes:
+        if name != "DraftSession":
+            return data
+        response = pb.DraftSessionResponse.FromString(data)
+        response.tree.scores = np.full(len(response.tree.origins), score, "<f4").tobytes()
+        return response.SerializeToString()
+
+    with (
+        Relay(service.target, wrong) as relay,
+        DatastoreClient(relay.target, timeout=PATIENCE) as client,
+        DraftSession([client, PromptLookup()], TEXT) as session,
+    ):
+        tree = session.draft(8)
+        assert tree.tokens[:2].tolist() == [3, 50], "of prompt lookup, which goes on"
+        assert list(session.statistics.dropped.values()) == [1]
 
 
 def test_sessions_of_a_batch_have_a_stream_each(service: Service, numbers: Path) -> None:

@@ -21,9 +21,9 @@ from tests.shared.sessions import (
     TEXT,
     Request,
     opening,
-    packed,
     sessions_of,
     step,
+    token_bytes,
     top_k,
 )
 from tests.shared.strategies import identity
@@ -97,12 +97,12 @@ BAD: dict[str, tuple[list[Request | bytes], str]] = {
     "datastores of two tokenizers": ([selecting("other", "a")], "TOKENIZER_MISMATCH"),
     "a text that is too long": ([opening(*[1] * (TEXT + 1))], "ARGUMENT"),
     "references that are too long": (
-        [opening(1, references=[packed([1] * (TEXT - 1))])],
+        [opening(1, references=[token_bytes([1] * (TEXT - 1))])],
         "ARGUMENT",
     ),
     "too many references": ([opening(references=[b""] * (TEXT + 1))], "ARGUMENT"),
     "half a token of a reference": ([opening(1, references=[bytes(6)])], "CONTEXT_TYPE"),
-    "a reference outside the vocabulary": ([opening(1, references=[packed([300])])], "QUERY"),
+    "a reference outside the vocabulary": ([opening(1, references=[token_bytes([300])])], "QUERY"),
     "a text that becomes too long": ([opening(*[1] * 1400), step(*[1] * 100), step(1)], "ARGUMENT"),
     # Accepted.
     "nothing accepted": ([FIRST, Request(accepted=[pb.Accepted()])], "QUERY"),
@@ -145,7 +145,7 @@ def test_what_cannot_be_has_one_status_and_leaves_nothing(
 GOOD: dict[str, list[Request]] = {
     "no text": [opening(), step(1)],
     "the longest text": [opening(*[1] * TEXT)],
-    "the longest reference": [opening(1, references=[packed([1] * (TEXT - 2))])],
+    "the longest reference": [opening(1, references=[token_bytes([1] * (TEXT - 2))])],
     "accepted before a tree was drafted": [opened(1, 2), step(3, nodes=None), step(4)],
     "a text that grows up to the limit": [opening(*[1] * (TEXT - 1)), step(1)],
     "1,024 accepted": [opened(1), Request(accepted=[pb.Accepted(tokens=[3])] * 1024), step()],

@@ -15,7 +15,9 @@ from tests.shared.tiny import VOCABULARY
 # What configurations call their sizes; each takes those that it knows.
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "decoder_layers"), 3),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers", "encoder_layers"), 3
+    ),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim"), 32),
     **dict.fromkeys(
         ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "d_ff", "n_inner"),
@@ -70,11 +72,29 @@ _MAMBA = {
     "mamba_chunk_size": 16,
 }
 _LINEAR_FIRST = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_INKLING = {
+    "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8,
+    "unpadded_vocab_size": VOCABULARY, "n_layers_per_attn_res_block": 2, "rel_extent": 16,
+}  # fmt: skip
 _CONV_FIRST = {"layer_types": ["conv", "full_attention", "conv"]}
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "qwen3_next": {**_DELTA, **_LINEAR_FIRST},
     "qwen3_5_text": {**_DELTA, **_LINEAR_FIRST},
     "qwen3_5_moe_text": {**_DELTA, **_LINEAR_FIRST},
+    "qwen4_exp_text": {
+        **_DELTA,
+        **_LINEAR_FIRST,
+        "hc_lowrank": 8,
+        "ngram_vocab_size_base": 200,
+        "heads_per_ngram": 2,
+        "split_ngram_parts": 1,
+        "shared_expert_intermediate_size": 24,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
     "olmo_hybrid": {**_DELTA, **_LINEAR_FIRST},
     "bailing_hybrid": _LINEAR_FIRST,
     "kimi_linear": {
@@ -109,7 +129,27 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16},
+    "zamba": {
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "num_hidden_layers": 4,
+        "mamba_d_state": 8,
+        "num_key_value_heads": 4,
+    },
+    "inkling2_text": _INKLING,
+    "inkling2_loop_text": _INKLING,
+    "cohere_compass_text": {
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [2, 1, 1],
+            },
+        },
+    },
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "ernie4_5_moe": {"moe_k": 2},
+    "moshi": {"audio_vocab_size": 32},
     "gemma3n_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_hidden_layers": 4,
@@ -150,7 +190,10 @@ def family_model(family: str, **changed: Any) -> Any:
     torch.manual_seed(1)
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]
     kind = getattr(transformers, name if isinstance(name, str) else name[0])
-    model = kind(of_text if kind.config_class is type(of_text) else config).eval()
+    is_part = type(of_text) is not type(
+        config
+    )  # that of a decoder alone has other names for its sizes
+    model = kind(of_text if is_part and kind.config_class is type(of_text) else config).eval()
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.service.errors import STATUSES
+from rest_store.service.statuses import STATUSES
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE, reason_of
 from tests.shared.strategies import Corpus, identity, write_datastore

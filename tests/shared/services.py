@@ -26,7 +26,7 @@ from grpc_status import rpc_status
 from prometheus_client.parser import text_string_to_metric_families
 
 from rest_store.errors import RestStoreError
-from rest_store.service.errors import DOMAIN
+from rest_store.service.statuses import DOMAIN
 from rest_store.v1 import datastore_pb2_grpc
 
 PATIENCE = 60.0  # seconds after which a test that waits for an event fails

@@ -56,13 +56,13 @@ def opening(*tokens: int, nodes: int | None = 8, **fields: Any) -> Request:
     which asks for a tree unless `nodes` is None.
     """
     fields = {"selection": pb.Selection(datastores=["a"]), **fields}
-    message = Request(open=pb.SessionOpening(tokens=packed(tokens), **fields))
+    message = Request(open=pb.SessionOpening(tokens=token_bytes(tokens), **fields))
     if nodes is not None:
         message.draft.max_nodes = nodes
     return message
 
 
-def packed(tokens: Sequence[int]) -> bytes:
+def token_bytes(tokens: Sequence[int]) -> bytes:
     """Return tokens as an opening has them."""
     return np.array(tokens, "<u4").tobytes()
 
@@ -82,30 +82,38 @@ def top_k(rows: Sequence[Sequence[int]]) -> pb.TopK:
 
 
 class Nodes(NamedTuple):
-    """The nodes of an answer, column by column."""
+    """The nodes of a session's tree, column by column."""
 
     tokens: list[int]
     scores: list[float]
     parents: list[int]
     origins: list[int]
+    depths: list[int]
 
     @classmethod
-    def of(cls, data: bytes) -> Nodes:
-        """Read them by the definition of DraftSessionResponse."""
-        count, rest = divmod(len(data), 11)
+    def from_message(cls, tree: pb.Tree) -> Nodes:
+        """Read a tree by the definition of the message."""
+        count, rest = divmod(len(tree.nodes), 20)
         assert rest == 0
-        columns = []
-        for kind in ("<i4", "<f4", "<i2", "u1"):
-            column = np.frombuffer(data, kind, count)
-            data = data[column.nbytes :]
-            columns.append(column.tolist())
-        return cls(*columns)
+        assert not any(np.frombuffer(tree.nodes, "<i8", count)), "a session counts nothing"
+        tokens, parents, depths = np.frombuffer(tree.nodes, "<i4", 3 * count, 8 * count).reshape(
+            3, count
+        )
+        return cls(
+            tokens.tolist(),
+            np.frombuffer(tree.scores, "<f4", count).tolist(),
+            parents.tolist(),
+            np.frombuffer(tree.origins, "u1", count).tolist(),
+            depths.tolist(),
+        )
 
-    def packed(self) -> bytes:
-        """Return them as an answer has them."""
-        kinds = ("<i4", "<f4", "<i2", "u1")
-        return b"".join(
-            np.array(column, kind).tobytes() for column, kind in zip(self, kinds, strict=True)
+    def message(self) -> pb.Tree:
+        """Return the nodes as an answer has them."""
+        columns = [self.tokens, self.parents, self.depths]
+        return pb.Tree(
+            nodes=bytes(8 * len(self.tokens)) + np.array(columns, "<i4").tobytes(),
+            scores=np.array(self.scores, "<f4").tobytes(),
+            origins=bytes(self.origins),
         )
 
 

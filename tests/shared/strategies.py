@@ -140,7 +140,7 @@ def write_datastore(
                 tokens.raw[HEADER_SIZE:], header.width, header.token_count
             )
         write_suffixes(directory / f"{name}.suffixes", tokens.header, keys, entries)
-        records.append(ShardRecord.of(name, Shard.open(directory, name)))
+        records.append(ShardRecord.from_shard(name, Shard.open(directory, name)))
     tokenizer = identity(corpus.vocabulary_size) if tokenizer is None else tokenizer
     manifest = Manifest("rest-store test", tokenizer, tuple(records), (), {})
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
@@ -237,7 +237,7 @@ def seal_datastore(directory: Path) -> None:
 def refused(error: type[RestStoreError] | str, call: Callable[[], object], *fragments: str) -> str:
     """Return the message of the `error` that `call` raises.
 
-    It has the form of `describe` and contains `fragments`.
+    It says where the error occurred, then what is wrong, and contains `fragments`.
 
     Args:
         error: a class, or the kind of a `DatastoreFormatError`.
@@ -251,7 +251,7 @@ def refused(error: type[RestStoreError] | str, call: Callable[[], object], *frag
     assert type(caught.value) is expected
     if isinstance(caught.value, DatastoreFormatError) and isinstance(error, str):
         assert caught.value.kind == error
-    assert re.fullmatch(r"(?s).+: .+ is .+, expected .+", message), message
+    assert re.fullmatch(r"(?s).+: .+", message), message
     for fragment in fragments:
         assert fragment in message
     return message

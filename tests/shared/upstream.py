@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rest_store.datastore import locations
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import ServiceUnavailableError
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.upstream import Changes
+from rest_store.live.records import Changes
+from rest_store.service.client import service_upstream
 
 LOCATION = "host:50051/chat"
 
@@ -92,5 +92,5 @@ class InProcess:
 def serve(patch: pytest.MonkeyPatch, live: LiveDatastore | None) -> Service:
     """Have `LOCATION` lead to a live datastore of this process."""
     service = Service(live)
-    patch.setattr(locations, "reach", lambda: service)
+    patch.setattr(service_upstream, "ServiceUpstream", service.upstream)
     return service

@@ -6,11 +6,11 @@ import { status } from "@grpc/grpc-js";
 
 import { DraftError } from "./errors.js";
 import type { Call, Service } from "./service.js";
-import { EMPTY, type Tree, unpack } from "./tree.js";
+import { EMPTY, readTree, type Tree } from "./tree.js";
 
 const LATE_MS = 1000;
 const PAUSE_MS = 1000; // for which a service is left alone at least, after it failed
-const MOST_UNSENT = 512; // calls of `accept` since the last tree; a message has room for 1024
+const MAX_UNSENT = 512; // calls of `accept` since the last tree; a message has room for 1024
 
 export interface Options {
   datastores?: string[]; // to draft from, by name; all by default
@@ -66,8 +66,8 @@ export class DraftSession {
    */
   accept(tokens: number[], topK?: number[][], nodeTopK?: number[][]): void {
     this.text.push(...tokens);
-    if (this.accepted.length >= MOST_UNSENT) this.close(); // the next stream begins with the text
-    if (this.call) this.accepted.push({ tokens, topK: packed(topK), nodeTopK: packed(nodeTopK) });
+    if (this.accepted.length >= MAX_UNSENT) this.close(); // the next stream begins with the text
+    if (this.call) this.accepted.push({ tokens, topK: topKMessage(topK), nodeTopK: topKMessage(nodeTopK) });
   }
 
   close(): void {
@@ -90,7 +90,7 @@ export class DraftSession {
     const timer = setTimeout((call: Call) => call.cancel(), this.options.lateMs ?? LATE_MS, this.call);
     const { value, done } = await this.answers.next().finally(() => clearTimeout(timer));
     if (done) throw { code: status.UNAVAILABLE, details: "the service ended the session" };
-    return unpack(value.nodes);
+    return value.tree ? readTree(value.tree) : EMPTY;
   }
 
   private opening(): object {
@@ -104,7 +104,7 @@ export class DraftSession {
   }
 }
 
-/** Rows of tokens as they travel: int32[rows, k], little-endian. */
-function packed(rows: number[][] = []): object | undefined {
+/** The message TopK of rows of tokens: int32[rows, k], little-endian. */
+function topKMessage(rows: number[][] = []): object | undefined {
   return rows.length ? { k: rows[0].length, tokens: new Uint8Array(Int32Array.from(rows.flat()).buffer) } : undefined;
 }

@@ -79,7 +79,7 @@ class NativeKernel {
     }
     scratch_.push_back(std::move(scratch));
     require_readable();
-    return nb::make_tuple(nb::bytes(tree->nodes.data(), tree->nodes.size()),
+    return nb::make_tuple(nb::bytes(tree->columns.data(), tree->columns.size()),
                           nb::make_tuple(tree->match_length, tree->match_count));
   }
 

@@ -14,6 +14,7 @@
 #include "python/bindings.hpp"
 #include "python/native_calibration.hpp"
 #include "session/tree_builder.hpp"
+#include "trees/tree_columns.hpp"
 
 namespace rest_store {
 
@@ -37,26 +38,31 @@ struct AcceptedRows {
   std::optional<TopK> of_text, of_nodes;
 };
 
-// A draft as TokenTree has it: (packed tree, scores float32[N], origins uint8[N]). `origins_of`
-// gives those of a node.
+// The columns of a draft, as Python's TokenTree holds them: those of tree_columns.hpp with counts
+// of 0, scores float32[N] and origins uint8[N]. `origins_of` returns the origins of a node.
 template <class Origins>
-nb::tuple packed_draft(std::span<const DraftNode> nodes, Origins&& origins_of) {
+nb::tuple scored_columns(std::span<const DraftNode> nodes, Origins&& origins_of) {
+  constexpr std::size_t kItem = sizeof(std::int32_t);
   const std::size_t size = nodes.size();
-  std::vector<std::int32_t> packed(5 * size);  // counts, which are 0, take two elements each
+  std::vector<std::int32_t> columns(kNodeBytes / kItem * size);
+  std::int32_t* const tokens = columns.data() + kTokensAt / kItem * size;
+  std::int32_t* const parents = columns.data() + kParentsAt / kItem * size;
+  std::int32_t* const depths = columns.data() + kDepthsAt / kItem * size;
   std::vector<float> scores(size);
   std::vector<std::uint8_t> origins(size);
   for (std::size_t i = 0; i < size; ++i) {
-    packed[2 * size + i] = static_cast<std::int32_t>(nodes[i].token);
-    packed[3 * size + i] = nodes[i].parent;
-    packed[4 * size + i] = static_cast<std::int32_t>(nodes[i].depth);
+    tokens[i] = static_cast<std::int32_t>(nodes[i].token);
+    parents[i] = nodes[i].parent;
+    depths[i] = static_cast<std::int32_t>(nodes[i].depth);
     scores[i] = nodes[i].score;
     origins[i] = static_cast<std::uint8_t>(origins_of(nodes[i]));
   }
-  return nb::make_tuple(bytes_of(packed), bytes_of(scores), bytes_of(origins));
+  return nb::make_tuple(bytes_of(columns), bytes_of(scores), bytes_of(origins));
 }
 
-// What a draft is built with; fewer nodes than there are costs.
-inline DraftOptions limits_of(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
+// The options of a draft. There are more costs than nodes.
+inline DraftOptions draft_options(std::size_t max_nodes, const Array<double>& costs,
+                                  bool is_chain) {
   if (costs.size() > 0) max_nodes = std::min(max_nodes, costs.size() - 1);
   return {max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs)};
 }
@@ -160,12 +166,12 @@ class NativeSession {
     builder_.begin_text(tokens_of(tokens));
   }
 
-  // The next draft, as packed_draft() has it; `costs` may be empty.
+  // The next draft, as scored_columns(); `costs` may be empty.
   nb::tuple draft(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
-    const DraftOptions limits = limits_of(max_nodes, costs, is_chain);
+    const DraftOptions options = draft_options(max_nodes, costs, is_chain);
     {
       const nb::gil_scoped_release release;
-      begin().build(limits);
+      begin().build(options);
     }
     return tree();
   }
@@ -177,29 +183,22 @@ class NativeSession {
     return builder_;
   }
   nb::tuple tree() const {
-    return packed_draft(builder_.nodes(), [&](const DraftNode& node) { return origins_of(node); });
+    return scored_columns(builder_.nodes(),
+                          [&](const DraftNode& node) { return origins_of(node); });
   }
 
-  // Append what the target model produced. `top_k` has the most likely tokens after each token, and
-  // may have those after some before; `node_top_k` has a row for the context before, and one for
-  // each node of the tree drafted last. ValueError: they have not.
-  void accept(const Array<std::int32_t>& tokens, const std::optional<TopK>& top_k,
-              const std::optional<TopK>& node_top_k) {
-    const AcceptedRows rows = accepted_rows_of(tokens.size(), top_k, node_top_k);
-    const nb::gil_scoped_release release;
-    append(tokens_of(tokens), rows);
-  }
-
-  // The rows of `accept` for so many tokens, checked.
-  AcceptedRows accepted_rows_of(std::size_t tokens, const std::optional<TopK>& top_k,
-                                const std::optional<TopK>& node_top_k) {
+  // The most likely tokens beside so many accepted ones, checked. `top_k` has a row after each
+  // token, and perhaps after some tokens before; `node_top_k` has a row for the context before, and
+  // one for each node of the last tree. ValueError: another number of rows.
+  AcceptedRows accepted_rows(std::size_t tokens, const std::optional<TopK>& top_k,
+                             const std::optional<TopK>& node_top_k) {
     const std::size_t nodes = 1 + builder_.nodes().size();
     return {rows_of("top_k", top_k, tokens, length() + tokens),
             rows_of("node_top_k", node_top_k, nodes, nodes)};
   }
 
-  // `accept` with checked rows; needs no GIL.
-  void append(std::span<const Token> tokens, const AcceptedRows& rows) {
+  // Append tokens that the target model has produced; needs no GIL.
+  void accept(std::span<const Token> tokens, const AcceptedRows& rows) {
     if (rows.of_nodes)
       for (std::size_t i = 0; i < rows.of_nodes->shape(0); ++i)
         builder_.learn_likely_after(static_cast<std::int32_t>(i) - 1,

@@ -35,35 +35,34 @@ nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::
   return bytes_of(out);
 }
 
-// A tree as packed_draft() has it. ValueError: its columns are of unequal length.
-ScoredTree scored_tree(const nb::bytes& packed, const nb::bytes& scores, const nb::bytes& origins) {
-  constexpr std::size_t kNodeSize = 20, kTokens = 8,
-                        kParents = 12;  // bytes of a node, and before these columns
+// A view of the columns that scored_columns() returns. ValueError: their lengths differ.
+ScoredTree scored_tree(const nb::bytes& columns, const nb::bytes& scores,
+                       const nb::bytes& origins) {
   const std::size_t size = origins.size();
-  if (packed.size() != kNodeSize * size || scores.size() != sizeof(float) * size)
+  if (columns.size() != kNodeBytes * size || scores.size() != sizeof(float) * size)
     throw nb::value_error("columns of unequal length");
-  return {{reinterpret_cast<const Token*>(packed.c_str() + kTokens * size), size},
-          {reinterpret_cast<const std::int32_t*>(packed.c_str() + kParents * size), size},
+  return {{reinterpret_cast<const Token*>(columns.c_str() + kTokensAt * size), size},
+          {reinterpret_cast<const std::int32_t*>(columns.c_str() + kParentsAt * size), size},
           {reinterpret_cast<const float*>(scores.c_str()), size},
           {reinterpret_cast<const std::uint8_t*>(origins.c_str()), size}};
 }
 
-// The draft that trees as packed_draft() has them make together, and for each tree the nodes of the
-// draft that its own became, int32[N]. ValueError: they are no trees.
+// The merged tree, as scored_columns(), and for each tree the indices of its nodes in the merged
+// one, int32[N]. ValueError: they are no trees.
 nb::tuple merge_trees(const std::vector<std::tuple<nb::bytes, nb::bytes, nb::bytes>>& trees,
                       std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
   std::vector<ScoredTree> scored;
-  for (const auto& [packed, scores, origins] : trees)
-    scored.push_back(scored_tree(packed, scores, origins));
-  const MergedTree merged(scored, limits_of(max_nodes, costs, is_chain));
+  for (const auto& [columns, scores, origins] : trees)
+    scored.push_back(scored_tree(columns, scores, origins));
+  const MergedTree merged(scored, draft_options(max_nodes, costs, is_chain));
   nb::list nodes;
   for (std::size_t tree = 0; tree < trees.size(); ++tree)
     nodes.append(bytes_of(merged.nodes_of(tree)));
   return nb::make_tuple(
-      packed_draft(merged.nodes(), [](const DraftNode& node) { return node.origins; }), nodes);
+      scored_columns(merged.nodes(), [](const DraftNode& node) { return node.origins; }), nodes);
 }
 
-// What `NativeSession::draft` returns for each of different sessions, with `max_nodes` for each.
+// The next draft of each of different sessions, as `NativeSession::draft`.
 nb::list draft_all(const std::vector<NativeSession*>& sessions,
                    const std::vector<std::size_t>& max_nodes, bool is_chain) {
   if (max_nodes.size() != sessions.size()) throw nb::value_error("of unequal length");
@@ -80,9 +79,9 @@ nb::list draft_all(const std::vector<NativeSession*>& sessions,
   return out;
 }
 
-// `NativeSession::accept` for each of different sessions, with the rows of each. One after the
-// other, so that what a shared calibration learns does not depend on threads. ValueError, before
-// anything is appended: a session has another number of rows than it can have.
+// Append accepted tokens to each of different sessions, with the rows of each. The sessions come
+// one after the other, so that a shared calibration learns in their order. ValueError, before
+// anything is appended: a session cannot have so many rows.
 void accept_all(const std::vector<NativeSession*>& sessions,
                 const std::vector<Array<std::int32_t>>& tokens,
                 const std::vector<std::optional<TopK>>& top_k,
@@ -92,9 +91,9 @@ void accept_all(const std::vector<NativeSession*>& sessions,
     throw nb::value_error("of unequal length");
   std::vector<AcceptedRows> rows;
   for (std::size_t i = 0; i < count; ++i)
-    rows.push_back(sessions[i]->accepted_rows_of(tokens[i].size(), top_k[i], node_top_k[i]));
+    rows.push_back(sessions[i]->accepted_rows(tokens[i].size(), top_k[i], node_top_k[i]));
   const nb::gil_scoped_release release;
-  for (std::size_t i = 0; i < count; ++i) sessions[i]->append(tokens_of(tokens[i]), rows[i]);
+  for (std::size_t i = 0; i < count; ++i) sessions[i]->accept(tokens_of(tokens[i]), rows[i]);
 }
 
 }  // namespace
@@ -129,8 +128,6 @@ void bind_sessions(nb::module_& module) {
       .def("prompt", &NativeSession::prompt)
       .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"),
            nb::arg("is_chain") = false)
-      .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(),
-           nb::arg("node_top_k").none())
       .def("forget", &NativeSession::forget)
       .def("length", &NativeSession::length)
       .def("text", &NativeSession::text)

@@ -1,6 +1,5 @@
-// The candidates for one position of a draft tree and their features: what all sources know of the
-// next token, as a table with a row for each candidate and a column for each feature that the
-// gradient-boosted trees read.
+// The candidates for one position of a draft tree and their features: a table with a row for each
+// candidate and a column for each feature that the gradient-boosted trees read.
 #pragma once
 
 #include <bit>
@@ -89,7 +88,7 @@ struct NodeFeatures {
   float mean_accepted = 1;  // accepted length of recent steps
 };
 
-// What each source knows of the next token of one context.
+// The evidence of each source about the next token of one context.
 struct SourceEvidence {
   PromptMatches lookup;
   std::array<LikelyTokens, kRecycledOrders> recycled{};
@@ -142,17 +141,25 @@ class CandidateTable {
 
  private:
   // The fixed rule: each source interpolates its suffix lengths, shortest first, where a shorter
-  // suffix counts for a few observations of the next longer one; sources are mixed by hit rate and
+  // suffix counts for a few observations of the next longer one. Sources are mixed by hit rate and
   // match length.
   void set_priors(const SourceEvidence& sources, const HitRates& hit_rates) {
-    const PromptMatches& lookup = sources.lookup;
-    const float lookup_weight =
-        lookup.length == 0 ? 0 : weight_of(hit_rates.lookup, static_cast<float>(lookup.length));
-    float total = lookup_weight + 1e-6F;
+    float total = 1e-6F;  // of the weights of all sources
+    total += add_lookup(sources.lookup, hit_rates.lookup);
+    total += add_recycled(sources.recycled, hit_rates.recycled);
+    for (std::size_t store = 0; store < sources.stores.size(); ++store)
+      total += add_store(store, sources.stores[store], hit_rates.stores[store]);
+    for (std::size_t row = 0; row < pool_.size; ++row) pool_.prior[row] /= total;
+  }
+
+  // Add the candidates of prompt lookup; returns the weight of the source.
+  float add_lookup(const PromptMatches& lookup, const HitRate& hit_rate) {
+    const float weight =
+        lookup.length == 0 ? 0 : weight_of(hit_rate, static_cast<float>(lookup.length));
     for (const LookupCandidate& candidate : lookup.candidates) {
       float interpolated = 0;
-      for (const auto& [order, pseudo_count] :
-           {std::pair{0U, 8.0F}, std::pair{1U, 3.0F}, std::pair{2U, 1.0F}}) {
+      for (std::size_t order = 0; order < kLookupPseudoCounts.size(); ++order) {
+        const float pseudo_count = kLookupPseudoCounts[order];
         const auto count = static_cast<float>(lookup.counts[order]);
         interpolated = (count * candidate.shares[order] + pseudo_count * interpolated) /
                        (count + pseudo_count);
@@ -162,49 +169,55 @@ class CandidateTable {
       const std::size_t row = pool_.add(candidate.token, 0);
       pool_.matched[row] = static_cast<std::uint8_t>(&candidate - lookup.candidates.data());
       pool_.lookup[row] = interpolated;
-      pool_.prior[row] += lookup_weight * interpolated;
+      pool_.prior[row] += weight * interpolated;
     }
-    bool longest_order = true;
+    return weight;
+  }
+
+  // Add the candidates of recycled logits; returns the weight of the source. The longest context
+  // that is known alone has a weight; the tokens of the shorter ones are candidates, too.
+  float add_recycled(const std::array<LikelyTokens, kRecycledOrders>& recycled,
+                     const HitRate& hit_rate) {
+    float total = 0;
+    bool is_longest = true;
     for (std::size_t order = kRecycledOrders; order > 0; --order) {
-      const LikelyTokens& likely = sources.recycled[order - 1];
+      const LikelyTokens& likely = recycled[order - 1];
       if (likely.size() == 0) continue;
-      static constexpr std::array<float, kRecycledOrders> kFirstShare{0.4F, 0.6F, 0.75F, 0.8F};
-      const float weight =
-          longest_order ? weight_of(hit_rates.recycled, 2 * static_cast<float>(order)) : 0;
+      const float weight = is_longest ? weight_of(hit_rate, 2 * static_cast<float>(order)) : 0;
+      const float first = weight * kFirstShares[order - 1];
+      is_longest = false;
       total += weight;
       for (std::size_t rank = 0; rank < likely.size(); ++rank) {
         const std::uint16_t row = pool_.add(likely.tokens()[rank], 1);
         recycled_rows_[order - 1][rank] = row;
-        pool_.prior[row] +=
-            weight * kFirstShare[order - 1] / static_cast<float>((rank + 1) * (rank + 1));
+        pool_.prior[row] += first / static_cast<float>((rank + 1) * (rank + 1));
       }
-      longest_order = false;
     }
-    for (std::size_t store = 0; store < sources.stores.size(); ++store) {
-      const auto& levels = sources.stores[store].levels;
-      auto& interpolated = pool_.stores[store];
-      for (std::size_t i = kLevels; i-- > 0;) {
-        if (levels[i].length == 0) continue;
-        const float count = static_cast<float>(std::min<std::uint64_t>(levels[i].count, 10'000)),
-                    pseudo_count = 3;
-        const float backoff = pseudo_count / (count + pseudo_count),
-                    gain = count / (count + pseudo_count);
-        for (std::size_t row = 0; row < pool_.size; ++row) interpolated[row] *= backoff;
-        std::uint16_t* rows = store_rows_[store][i].data();
-        for (const Continuation& next : levels[i].next) {
-          const std::uint16_t row = pool_.add(next.token, static_cast<std::uint32_t>(2 + store));
-          *rows++ = row;
-          interpolated[row] += gain * next.share;
-        }
+    return total;
+  }
+
+  // Add the candidates of a datastore; returns the weight of the source.
+  float add_store(std::size_t store, const Evidence& evidence, const HitRate& hit_rate) {
+    auto& interpolated = pool_.stores[store];
+    for (std::size_t i = kLevels; i-- > 0;) {
+      const BackoffLevel& level = evidence.levels[i];
+      if (level.length == 0) continue;
+      const auto count = static_cast<float>(std::min<std::uint64_t>(level.count, kMaxStoreCount));
+      const float backoff = kStorePseudoCount / (count + kStorePseudoCount);
+      const float gain = count / (count + kStorePseudoCount);
+      for (std::size_t row = 0; row < pool_.size; ++row) interpolated[row] *= backoff;
+      std::uint16_t* rows = store_rows_[store][i].data();
+      for (const Continuation& next : level.next) {
+        const std::uint16_t row = pool_.add(next.token, static_cast<std::uint32_t>(2 + store));
+        *rows++ = row;
+        interpolated[row] += gain * next.share;
       }
-      const BackoffLevel* longest = sources.stores[store].longest();
-      const float weight =
-          longest ? weight_of(hit_rates.stores[store], static_cast<float>(longest->length)) : 0;
-      total += weight;
-      for (std::size_t row = 0; row < pool_.size; ++row)
-        pool_.prior[row] += weight * interpolated[row];
     }
-    for (std::size_t row = 0; row < pool_.size; ++row) pool_.prior[row] /= total;
+    const BackoffLevel* longest = evidence.longest();
+    const float weight = longest ? weight_of(hit_rate, static_cast<float>(longest->length)) : 0;
+    for (std::size_t row = 0; row < pool_.size; ++row)
+      pool_.prior[row] += weight * interpolated[row];
+    return weight;
   }
 
   static float weight_of(const HitRate& hit_rate, float length) {
@@ -350,6 +363,13 @@ class CandidateTable {
       }
     }
   }
+
+  // Observations of a longer suffix that the shorter one counts for, by order of the shares.
+  static constexpr std::array<float, 3> kLookupPseudoCounts{8.0F, 3.0F, 1.0F};
+  static constexpr float kStorePseudoCount = 3.0F;
+  static constexpr std::uint64_t kMaxStoreCount = 10'000;  // occurrences that are believed
+  // The probability of the likeliest recycled token after one, two, three and four tokens.
+  static constexpr std::array<float, kRecycledOrders> kFirstShares{0.4F, 0.6F, 0.75F, 0.8F};
 
   static constexpr std::uint8_t kNoRow = 255;
   static constexpr LookupCandidate kNoCandidate{};

@@ -16,11 +16,9 @@
 #include <vector>
 
 #include "search/match.hpp"
+#include "trees/tree_columns.hpp"
 
 namespace rest_store {
-
-// Bytes of a node: count (8), then token, parent and depth (4 each), column by column.
-inline constexpr std::size_t kNodeSize = 20;
 
 // How large a draft tree may become.
 struct Limits {
@@ -29,10 +27,10 @@ struct Limits {
 };
 
 // A draft tree and the match that it continues.
-struct PackedTree {
+struct MatchTree {
   std::uint32_t match_length = 0;  // tokens
   std::uint64_t match_count = 0;   // occurrences
-  std::vector<char> nodes;         // packed, as rest_store/datastore/tree.py describes it
+  std::vector<char> columns;       // tree_columns.hpp
 };
 
 // Drafts trees; keeps its memory between calls. Not thread-safe.
@@ -40,8 +38,8 @@ class Drafter {
  public:
   // The tree of the `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`, in
   // the order of FORMAT.md, section 7.
-  PackedTree draft(const std::vector<ShardView>& shards, const Match& match,
-                   std::uint32_t vocabulary, const Limits& limits) {
+  MatchTree draft(const std::vector<ShardView>& shards, const Match& match,
+                  std::uint32_t vocabulary, const Limits& limits) {
     if (match.count == 0) return {};
     limits_ = limits;
     begin(shards, match, vocabulary);
@@ -59,7 +57,7 @@ class Drafter {
         grow(least);
       } while (counts_.size() < limits.max_nodes && least > 1);
     }
-    return {match.length, match.count, pack(limits.max_nodes)};
+    return {match.length, match.count, best_nodes(limits.max_nodes)};
   }
 
  private:
@@ -397,8 +395,9 @@ class Drafter {
     return __builtin_bswap64(std::uint64_t{token} << (64 - 8 * width));
   }
 
-  // The best nodes: by count, then by depth and path, the order in which they were added.
-  std::vector<char> pack(std::size_t max_nodes) {
+  // The columns of the best nodes: by count, then by depth and path, the order in which they were
+  // added.
+  std::vector<char> best_nodes(std::size_t max_nodes) {
     order_.clear();
     for (std::size_t i = 1; i < nodes_.size(); ++i)
       order_.push_back(~nodes_[i].count << kIndexBits | i);
@@ -406,7 +405,7 @@ class Drafter {
     const auto end = order_.begin() + static_cast<std::ptrdiff_t>(size);
     if (end != order_.end()) std::nth_element(order_.begin(), end, order_.end());
     std::sort(order_.begin(), end);
-    std::vector<char> out(kNodeSize * size);
+    std::vector<char> out(kNodeBytes * size);
     const auto put = [&](std::size_t column, std::size_t i, auto value) {
       std::memcpy(out.data() + column * size + i * sizeof value, &value, sizeof value);
     };
@@ -417,10 +416,10 @@ class Drafter {
       const Node& node = nodes_[at];
       outputs_[at] =
           static_cast<std::int32_t>(i);  // parents come first: none has fewer occurrences
-      put(0, i, node.count);
-      put(8, i, node.token);
-      put(12, i, outputs_[node.parent]);
-      put(16, i, node.depth);
+      put(kCountsAt, i, node.count);
+      put(kTokensAt, i, node.token);
+      put(kParentsAt, i, outputs_[node.parent]);
+      put(kDepthsAt, i, node.depth);
     }
     return out;
   }

@@ -29,7 +29,7 @@ class Kernel {
   TreeCache::Tree draft(const Suffix& suffix, const Limits& limits, Scratch& scratch) {
     const Match& match = this->match(suffix, scratch);
     const auto make = [&] {
-      return std::make_shared<const PackedTree>(
+      return std::make_shared<const MatchTree>(
           scratch.drafter.draft(shards_, match, vocabulary_, limits));
     };
     if (match.count < TreeCache::kHeavy) return make();

@@ -16,9 +16,9 @@ class TreeCache {
  public:
   static constexpr std::uint64_t kHeavy = 64;  // occurrences from which on a tree is worth keeping
 
-  using Tree = std::shared_ptr<const PackedTree>;
+  using Tree = std::shared_ptr<const MatchTree>;
 
-  // What a tree is of: its limits, and the tokens of the match as bytes of a tokens file.
+  // The key of a tree: the tokens of its match as bytes of a tokens file, and its limits.
   static std::string key(std::string_view tokens, const Limits& limits) {
     std::string key(tokens);
     key.append(reinterpret_cast<const char*>(&limits), sizeof limits);
@@ -38,13 +38,13 @@ class TreeCache {
       trees_.clear();
       bytes_ = 0;
     }
-    bytes_ += kEntryBytes + key.size() + tree->nodes.size();
+    bytes_ += kEntryBytes + key.size() + tree->columns.size();
     trees_.emplace(std::move(key), std::move(tree));
   }
 
  private:
   static constexpr std::size_t kBytes = std::size_t{8} << 20;
-  static constexpr std::size_t kEntryBytes = 200;  // of an entry besides key and nodes, about
+  static constexpr std::size_t kEntryBytes = 200;  // of an entry besides key and columns, about
 
   ForkMutex mutex_;
   std::unordered_map<std::string, Tree> trees_;

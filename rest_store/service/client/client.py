@@ -14,6 +14,7 @@ from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import (
     Contexts,
     IntSequence,
+    TreeLimits,
     batch,
     check_tree_limits,
     label,
@@ -28,7 +29,7 @@ from rest_store.service.channel import (
     Dialer,
     Targets,
     Tls,
-    seconds_of,
+    check_seconds,
     split_location,
     target_groups,
 )
@@ -36,7 +37,7 @@ from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.member import ServiceMember
 from rest_store.service.client.partition import PartitionClient, Partitions
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests
-from rest_store.service.client.trees import TreeLimits, sum_of_trees
+from rest_store.service.client.trees import sum_trees
 
 _SENT_TOKENS = 64  # of an opening without `send_text`
 
@@ -100,7 +101,7 @@ class DatastoreClient:
         groups, names = target_groups(targets), _names(datastore)
         self._target = ";".join(map(",".join, groups))
         self._names = names
-        self._timeout = seconds_of(timeout)
+        self._timeout = check_seconds(timeout)
         self._opening_tokens = None if send_text else _SENT_TOKENS
         identity = None if tokenizer is None else identity_of(tokenizer)
         dialer = Dialer(token, tls)
@@ -229,7 +230,7 @@ class DatastoreClient:
         trees = []
         for of_partitions in zip(*answers, strict=True):
             of_datastores = [
-                sum_of_trees(partitions, tree_limits[0])
+                sum_trees(partitions, tree_limits[0])
                 for partitions in zip(*of_partitions, strict=True)
             ]
             trees.append(max(of_datastores, key=lambda tree: tree.match.length))
@@ -361,7 +362,7 @@ class DatastoreClient:
 
 def _ends(timeout: float) -> float:
     """Return the deadline of a call that begins now."""
-    return time.monotonic() + seconds_of(timeout)
+    return time.monotonic() + check_seconds(timeout)
 
 
 def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -221,7 +221,7 @@ def require_one_build(infos: Sequence[ServiceInfo], partitions: int) -> None:
         )
 
 
-def info_of_partitions(infos: Sequence[ServiceInfo]) -> ServiceInfo:
+def combined_info(infos: Sequence[ServiceInfo]) -> ServiceInfo:
     """Return the description of all partitions together: the
     datastores of one after those of the other.
     """

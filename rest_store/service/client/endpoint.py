@@ -15,7 +15,7 @@ import grpc
 from rest_store.errors import ServiceUnavailableError
 from rest_store.service.channel import Dialer
 from rest_store.service.client.stream_call import StreamCall
-from rest_store.service.errors import error_of_call
+from rest_store.service.statuses import call_error
 
 _SERVICE = "/rest_store.v1.DatastoreService/"
 
@@ -89,7 +89,7 @@ class Endpoint:
         try:
             yield
         except grpc.RpcError as error:
-            raise error_of_call(self.target, error) from None
+            raise call_error(self.target, error) from None
         except ValueError:  # grpc's error for a channel that has just been closed
             self.require_usable()
             raise

@@ -19,7 +19,7 @@ from rest_store.errors import (
 from rest_store.service.channel import Dialer
 from rest_store.service.client.descriptions import (
     ServiceInfo,
-    info_of_partitions,
+    combined_info,
     require_one_build,
     service_info,
 )
@@ -168,7 +168,7 @@ class Partitions:
             require_one_build(infos, len(infos))
         for partition, info in zip(self.members, infos, strict=True):
             partition.learn(info)
-        return infos[0] if len(infos) == 1 else info_of_partitions(infos)
+        return infos[0] if len(infos) == 1 else combined_info(infos)
 
     def describe_partition(self, partition: PartitionClient, ends: float) -> None:
         """Ask one partition what it is, and learn it; raise as `describe`."""

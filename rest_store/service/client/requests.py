@@ -15,6 +15,7 @@ from rest_store.datastore.kernel import MAX_SEQUENCE
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import (
     IntSequence,
+    TreeLimits,
     document_ids,
     document_tokens,
     epoch_number,
@@ -27,7 +28,7 @@ from rest_store.errors import DatastoreFormatError, ProtocolError, UnknownDatast
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.client.descriptions import ServiceInfo
-from rest_store.service.client.trees import TreeLimits, read_tree
+from rest_store.service.client.trees import read_tree
 from rest_store.v1 import datastore_pb2 as pb
 
 WRITE_SECONDS = 10.0  # for calls that write, unless the caller says otherwise
@@ -127,10 +128,9 @@ class Requests:
         `tails`, in one datastore, or in each.
         """
         asked = self._selected(datastore)
-        max_nodes, max_suffix, max_depth = limits
         message = pb.DraftRequest(
             selection=asked,
-            limits=pb.TreeLimits(max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth),
+            limits=pb.TreeLimits(**limits._asdict()),
             contexts=[pb.Context(tokens=tokens) for tokens in tails],
         )
 

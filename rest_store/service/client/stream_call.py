@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from rest_store.errors import DeadlineError, RestStoreError, ServiceError, ServiceUnavailableError
-from rest_store.service.errors import error_of_call
+from rest_store.service.statuses import call_error
 
 _Requests = queue.SimpleQueue[bytes | None]  # None ends the stream
 _Answers = queue.SimpleQueue[bytes | RestStoreError]  # an error comes last
@@ -91,7 +91,7 @@ def _read(call: Any, requests: _Requests, answers: _Answers, target: str) -> Non
             pass
         failure: RestStoreError = ServiceUnavailableError(f"{target}: service ended the stream")
     except grpc.RpcError as error:
-        failure = error_of_call(target, error)
+        failure = call_error(target, error)
         if isinstance(failure, DeadlineError):  # after which an answer might still come
             failure = ServiceUnavailableError(str(failure))
     except Exception as error:

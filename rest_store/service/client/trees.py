@@ -1,6 +1,8 @@
-"""Draft trees in answers: read, verified, and summed over partitions.
+"""Draft trees in the answers of a service: read, validated once, and summed over partitions.
 
-A faulty service causes a ProtocolError.
+The message Tree has the layout of `TokenTree.packed`. A tree is validated here, where its bytes
+enter the process, and nowhere else; a faulty service causes a ProtocolError. The scores of a
+session's tree are the exception: the session checks them, as those of every member.
 """
 
 from __future__ import annotations
@@ -8,106 +10,113 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from rest_store.datastore.render import counted
-from rest_store.datastore.tree import SuffixMatch, TokenTree
+from rest_store.datastore.tree import NODE_BYTES, SuffixMatch, TokenTree
+from rest_store.datastore.validation import TreeLimits
 from rest_store.drafting.draft_options import DraftOptions
 from rest_store.errors import ProtocolError, describe
 from rest_store.v1 import datastore_pb2 as pb
 
-TreeLimits: TypeAlias = tuple[int, int, int]  # max_nodes, max_suffix, max_depth
-
-_NODE_BYTES = 20  # of a node of the message Tree
-_SESSION_NODE_BYTES = 11  # of a node of the message DraftSessionResponse
-
 
 def read_tree(message: pb.Tree, vocabulary_size: int, limits: TreeLimits, target: str) -> TokenTree:
-    """Return the tree of a message.
-
-    Raises:
-        ProtocolError: not a tree of the vocabulary, parents before children, or larger than
-            `limits`.
-    """
-    max_nodes, max_suffix, max_depth = limits
-    nodes, length, count = message.nodes, message.match_length, message.match_count
-    size = _size(nodes, _NODE_BYTES, max_nodes, target)
-    if length > max_suffix or (length == 0) != (count == 0) or (size and not length):
-        found = ", ".join(map(counted, (length, count, size), ("token", "occurrence", "node")))
-        raise _invalid(target, "match", found, f"at most {max_suffix} tokens that occur")
-    counts, columns = array("q", nodes[: 8 * size]), array("i", nodes[8 * size :])
-    depths = _depths(columns[:size], columns[size : 2 * size], vocabulary_size, target)
-    if depths != columns[2 * size :] or max(depths, default=0) > max_depth:
-        raise _invalid(
-            target, "depths", "wrong", f"one more than the parent's, at most {max_depth}"
-        )
-    if min(counts, default=1) < 1:
-        raise _invalid(target, "counts", "wrong", "at least 1")
-    return TokenTree.from_packed(nodes, (length, count))
-
-
-def read_session_tree(
-    nodes: bytes, vocabulary_size: int, limits: DraftOptions, origins: bytes, target: str
-) -> TokenTree:
-    """Return the tree of an answer of a session, as the message DraftSessionResponse has it.
+    """Return the tree of a datastore.
 
     Args:
-        nodes: packed.
+        message: as it was received.
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
-        limits: what the tree was asked for with.
-        origins: for each of the 256 masks of origins, the one that takes its place.
+        limits: of the request.
         target: address of the service, for messages.
 
     Raises:
-        ProtocolError: not a tree of the vocabulary with scores, parents before children, within
-            `limits`.
+        ProtocolError: the message is not a tree of the vocabulary within `limits`, or its counts or
+            its match are not possible.
     """
-    size = _size(nodes, _SESSION_NODE_BYTES, limits.max_nodes, target)
-    scores, parents = (
-        array("f", nodes[4 * size : 8 * size]),
-        array("h", nodes[8 * size : 10 * size]),
-    )
-    depths = _depths(array("i", nodes[: 4 * size]), parents, vocabulary_size, target)
-    if limits.is_chain and depths != array("i", range(1, size + 1)):
-        raise _invalid(target, "parents", "those of a tree", "those of a chain")
-    for parent, score in zip(parents, scores, strict=True):
-        if not 0 <= score <= (1 if parent < 0 else scores[parent]):  # as NaN is not
-            raise _invalid(target, "scores", "wrong", "0.. that of the parent, or 1")
-    packed = b"".join(
-        (bytes(8 * size), nodes[: 4 * size], array("i", parents).tobytes(), depths.tobytes())
-    )
-    return TokenTree.from_packed(
-        packed, (0, 0), nodes[4 * size : 8 * size], nodes[10 * size :].translate(origins)
-    )
+    nodes = message.nodes
+    depths = _valid_depths(nodes, vocabulary_size, limits.max_nodes, target)
+    size = len(depths)
+    if size and max(depths) > limits.max_depth:
+        raise _invalid(target, "depths", str(max(depths)), f"at most {limits.max_depth}")
+    counts = array("q", nodes[: 8 * size])
+    if size and min(counts) < 1:
+        raise _invalid(target, "counts", str(min(counts)), "at least 1")
+    match = SuffixMatch(message.match_length, message.match_count)
+    _require_match(match, size, limits.max_suffix, target)
+    return TokenTree.from_packed(nodes, match)
 
 
-def _size(nodes: bytes, node_bytes: int, max_nodes: int, target: str) -> int:
-    """Return the number of packed nodes.
-
-    Raise ProtocolError if it is not whole, or above `max_nodes`.
-    """
-    size, rest = divmod(len(nodes), node_bytes)
-    if rest or size > max_nodes:
-        raise _invalid(
-            target, "nodes", f"{len(nodes)} bytes", f"up to {max_nodes} times {node_bytes} bytes"
+def _require_match(match: SuffixMatch, size: int, max_suffix: int, target: str) -> None:
+    """Raise ProtocolError if a tree of `size` nodes cannot follow the match."""
+    is_match = match.length > 0
+    occurs = match.count > 0
+    if match.length <= max_suffix and is_match == occurs and (is_match or size == 0):
+        return
+    found = ", ".join(
+        (
+            counted(match.length, "token"),
+            counted(match.count, "occurrence"),
+            counted(size, "node"),
         )
-    return size
+    )
+    raise _invalid(target, "match", found, f"at most {max_suffix} tokens that occur")
 
 
-def _depths(
-    tokens: array[int], parents: array[int], vocabulary_size: int, target: str
-) -> array[int]:
-    """Return the depth of each node; raise ProtocolError unless these are nodes of the vocabulary.
+def read_session_tree(
+    message: pb.Tree, vocabulary_size: int, options: DraftOptions, origins: bytes, target: str
+) -> TokenTree:
+    """Return the tree of a session. Its scores are not checked.
 
-    Without numpy, whose calls take longer than a few nodes do.
+    Args:
+        message: as it was received.
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+        options: of the request.
+        origins: for each of the 256 masks of origins, the mask that takes its place.
+        target: address of the service, for messages.
+
+    Raises:
+        ProtocolError: the message is not a tree of the vocabulary with scores and origins, or the
+            tree is not within `options`.
     """
-    if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary_size:
-        raise _invalid(target, "token ids", "wrong", f"0..{vocabulary_size - 1}")
+    nodes = message.nodes
+    scores = message.scores
+    proposers = message.origins
+    depths = _valid_depths(nodes, vocabulary_size, options.max_nodes, target)
+    size = len(depths)
+    if options.is_chain and depths != array("i", range(1, size + 1)):
+        raise _invalid(target, "parents", "those of a tree", "those of a chain")
+    if len(scores) != 4 * size:
+        raise _invalid(target, "scores", f"{len(scores)} bytes", f"{4 * size} bytes")
+    if len(proposers) != size:
+        raise _invalid(target, "origins", f"{len(proposers)} bytes", f"{size} bytes")
+    return TokenTree.from_packed(nodes, (0, 0), scores, proposers.translate(origins))
+
+
+def _valid_depths(nodes: bytes, vocabulary_size: int, max_nodes: int, target: str) -> array[int]:
+    """Return the depth of each node.
+
+    This works without numpy, whose calls take longer than the few nodes of a tree.
+
+    Raises:
+        ProtocolError: the bytes are not whole nodes, at most `max_nodes`, with tokens of the
+            vocabulary, parents before their children, and depths that follow from the parents.
+    """
+    size, rest = divmod(len(nodes), NODE_BYTES)
+    if rest or size > max_nodes:
+        expected = f"up to {max_nodes} times {NODE_BYTES} bytes"
+        raise _invalid(target, "nodes", f"{len(nodes)} bytes", expected)
+    columns = array("i", nodes[8 * size :])
+    tokens = columns[:size]
+    parents = columns[size : 2 * size]
+    if size and not 0 <= min(tokens) <= max(tokens) < vocabulary_size:
+        raise _invalid(target, "token ids", "outside the vocabulary", f"0..{vocabulary_size - 1}")
     depths = array("i")
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
-            raise _invalid(target, "parents", "wrong", "each before its children")
-        depths.append(1 if parent < 0 else depths[parent] + 1)
+            raise _invalid(target, "parents", f"{parent} at node {node}", f"-1..{node - 1}")
+        depth = 1 if parent == -1 else depths[parent] + 1
+        depths.append(depth)
+    if depths != columns[2 * size :]:
+        raise _invalid(target, "depths", "others", "those of the parents and 1")
     return depths
 
 
@@ -115,13 +124,12 @@ def _invalid(target: str, what: str, found: str, expected: str) -> ProtocolError
     return ProtocolError(describe(target, f"{what} of a draft tree", found, expected))
 
 
-def sum_of_trees(trees: Sequence[TokenTree], max_nodes: int) -> TokenTree:
-    """Return the tree of one context over several partitions of a
-    datastore, from the tree of each partition.
+def sum_trees(trees: Sequence[TokenTree], max_nodes: int) -> TokenTree:
+    """Return the tree of one context over a datastore, from the tree of each of its partitions.
 
-    The partitions with the longest match count. Their nodes are joined by path, and their counts
-    summed. A path that a partition has beyond its `max_nodes` heaviest is not in its tree, so that
-    its count there is missing from the sum.
+    Only the partitions with the longest match count. Their nodes are joined by path, and the counts
+    of a path are summed. A partition's tree lacks the paths beyond its `max_nodes` heaviest: their
+    counts are missing from the sum.
     """
     length = max(tree.match.length for tree in trees)
     longest = [tree for tree in trees if tree.match.length == length]
@@ -129,18 +137,28 @@ def sum_of_trees(trees: Sequence[TokenTree], max_nodes: int) -> TokenTree:
         return longest[0]
     counts: defaultdict[tuple[int, ...], int] = defaultdict(int)
     for tree in longest:
-        paths: list[tuple[int, ...]] = []
-        for token, parent, count in zip(
-            tree.tokens.tolist(), tree.parents.tolist(), tree.counts.tolist(), strict=True
-        ):
-            paths.append((*paths[parent], token) if parent >= 0 else (token,))
-            counts[paths[-1]] += count
-    # A path counts no more than its beginnings, so parents stay before their children.
-    kept = sorted(counts, key=lambda path: (-counts[path], len(path), path))[:max_nodes]
-    index_of = {path: index for index, path in enumerate(kept)} | {(): -1}
+        for path, count in zip(_paths(tree), tree.counts.tolist(), strict=True):
+            counts[path] += count
+
+    def rank(path: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+        return -counts[path], len(path), path
+
+    # The count of a path is at most that of its parent, so parents stay before their children.
+    heaviest = sorted(counts, key=rank)[:max_nodes]
+    index_by_path = {path: index for index, path in enumerate(heaviest)}
+    index_by_path[()] = -1
     return TokenTree(
-        [path[-1] for path in kept],
-        [index_of[path[:-1]] for path in kept],
-        [counts[path] for path in kept],
+        [path[-1] for path in heaviest],
+        [index_by_path[path[:-1]] for path in heaviest],
+        [counts[path] for path in heaviest],
         match=SuffixMatch(length, sum(tree.match.count for tree in longest)),
     )
+
+
+def _paths(tree: TokenTree) -> list[tuple[int, ...]]:
+    """Return the tokens from the context to each node, that of the node included."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        above = () if parent == -1 else paths[parent]
+        paths.append((*above, token))
+    return paths

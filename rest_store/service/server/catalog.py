@@ -25,8 +25,8 @@ from rest_store.errors import (
 )
 from rest_store.live.directory import is_live
 from rest_store.service.address import is_name
-from rest_store.service.server.requests import require_few
-from rest_store.service.tokens import Grant
+from rest_store.service.bearer_tokens import Grant
+from rest_store.service.server.request_checks import require_few
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class HostedDatastore:
             return False
         return True
 
-    def of_namespace(self, name: str) -> HostedDatastore:
+    def in_namespace(self, name: str) -> HostedDatastore:
         """Return a live datastore as the documents of one namespace; a frozen one as it is."""
         store: Any = self.store
         return replace(self, store=store.namespace(name)) if name and store.is_live else self
@@ -215,7 +215,7 @@ class Catalog:
             )
         if any(served.store.is_live for served in selected):
             grant.require_namespace(selection.namespace)
-        return tuple(served.of_namespace(selection.namespace) for served in selected)
+        return tuple(served.in_namespace(selection.namespace) for served in selected)
 
     def _named(self, name: str, fingerprint: str) -> HostedDatastore:
         served = self._served.get(name)

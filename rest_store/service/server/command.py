@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import rest_store
 from rest_store.command_options import FILE, FloatRange
 from rest_store.errors import ArgumentError
 from rest_store.service.address import Address
-from rest_store.service.server.limits import ServiceLimits
+from rest_store.service.bearer_tokens import TOKEN_VARIABLE
+from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.service.server.workers import fork_workers
-from rest_store.service.tokens import TOKEN_VARIABLE
+from rest_store.version import __version__
 
 if TYPE_CHECKING:
     from rest_store.datastore.partition import Partition
@@ -230,7 +230,7 @@ def _run(options: ServeOptions, announce: Callable[..., None]) -> None:
 
     from rest_store.service.server.server import serve as serve_until_signal
 
-    uvloop.run(serve_until_signal(options, rest_store.__version__, announce))
+    uvloop.run(serve_until_signal(options, __version__, announce))
 
 
 def _spare_a_thread() -> None:

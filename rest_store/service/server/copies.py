@@ -10,10 +10,10 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME
 from rest_store.datastore.mapped_file import regular_file
 from rest_store.errors import FetchError, describe
+from rest_store.service.bearer_tokens import Grant
 from rest_store.service.server.catalog import Catalog, HostedDatastore, reading
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.requests import parse
-from rest_store.service.tokens import Grant
+from rest_store.service.server.request_checks import parse
 from rest_store.v1 import datastore_pb2 as pb
 
 _PIECE_BYTES = 1 << 20
@@ -31,7 +31,7 @@ class Copies:
         self._executor = executor
 
     async def fetch(self, data: bytes, grant: Grant) -> AsyncIterator[bytes]:
-        """Answer a FetchRequest; raises an error of the table in service/errors.py."""
+        """Answer a FetchRequest; raises an error of the table in service/statuses.py."""
         request = parse(pb.FetchRequest, data)
         served = self._catalog.one(request.datastore, live=False)
         content = await self._executor.run(

@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from rest_store.errors import DatastoreClosedError
-from rest_store.service.server.calls import shutting_down
+from rest_store.service.bearer_tokens import Grant
+from rest_store.service.server.admission import shutting_down
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.requests import parse
-from rest_store.service.tokens import Grant
+from rest_store.service.server.request_checks import parse
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Feeds:
     async def follow(self, data: bytes, grant: Grant) -> AsyncIterator[bytes]:
         """Answer a FollowRequest, without an end.
 
-        Raises an error of the table in service/errors.py.
+        Raises an error of the table in service/statuses.py.
         """
         request = parse(pb.FollowRequest, data)
         served = self._catalog.one(request.datastore, request.tokenizer_fingerprint, live=True)

@@ -8,25 +8,24 @@ from collections.abc import Sequence
 from functools import partial
 
 from rest_store.datastore.kernel import MAX_SEQUENCE
-from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import check_tree_limits as tree_limits
+from rest_store.datastore.tree import NODE_BYTES, TokenTree
+from rest_store.datastore.validation import TreeLimits, check_tree_limits
+from rest_store.service.bearer_tokens import Grant
 from rest_store.service.server.catalog import Catalog, HostedDatastore, reading
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.metrics import Metrics
-from rest_store.service.server.requests import parse, require_few
-from rest_store.service.tokens import Grant
+from rest_store.service.server.request_checks import parse, require_few
+from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 
 _SMALL_NODES = 512  # that are drafted in the event loop
-_NODE_BYTES = 20  # of a node of the message Tree
 
 
 class Queries:
     """Answers queries from the datastores of `catalog`. For use within one event loop.
 
     Each method takes the bytes of a request and what its call is allowed, returns the bytes of the
-    response, and raises an error of the table in service/errors.py.
+    response, and raises an error of the table in service/statuses.py.
     """
 
     def __init__(
@@ -48,16 +47,16 @@ class Queries:
         request = parse(pb.DraftRequest, data)
         served = self._catalog.select(request.selection, grant)
         asked = request.limits
-        limits = tree_limits(asked.max_nodes or 64, asked.max_suffix or 16, asked.max_depth or 10)
-        max_nodes, max_suffix, _ = limits
-        trees = len(request.contexts) * len(served)
-        require_few("contexts, times datastores,", trees, self._limits.max_contexts)
-        require_few(
-            "nodes of all trees", trees * max_nodes, self._limits.max_message_bytes // _NODE_BYTES
+        limits = check_tree_limits(
+            asked.max_nodes or 64, asked.max_suffix or 16, asked.max_depth or 10
         )
-        contexts = [context.tokens[-max_suffix:] for context in request.contexts]
+        trees = len(request.contexts) * len(served)
+        max_nodes = trees * limits.max_nodes
+        require_few("contexts, times datastores,", trees, self._limits.max_contexts)
+        require_few("nodes of all trees", max_nodes, self._limits.max_message_bytes // NODE_BYTES)
+        contexts = [context.tokens[-limits.max_suffix :] for context in request.contexts]
         del request  # frees the memory of a message while its work waits
-        small = trees * max_nodes <= _SMALL_NODES
+        small = max_nodes <= _SMALL_NODES
         columns = await self._executor.run(partial(_drafts, served, contexts, limits), small=small)
         response = pb.DraftResponse()
         nodes = 0
@@ -95,10 +94,8 @@ class Queries:
 
 
 def _drafts(
-    served: Sequence[HostedDatastore], contexts: Sequence[list[int]], limits: tuple[int, int, int]
+    served: Sequence[HostedDatastore], contexts: Sequence[list[int]], limits: TreeLimits
 ) -> list[list[TokenTree]]:
-    """Return the tree of each context, for each datastore."""
-    max_nodes, max_suffix, max_depth = limits
-    options = {"max_nodes": max_nodes, "max_suffix": max_suffix, "max_depth": max_depth}
+    """Return for each datastore the tree of each context."""
     with reading(served):
-        return [datastore.store.draft_batch(contexts, **options) for datastore in served]
+        return [datastore.store.draft_batch(contexts, **limits._asdict()) for datastore in served]

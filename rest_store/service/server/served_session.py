@@ -7,9 +7,7 @@ it grows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from rest_store.datastore.kernel import MAX_NODES, native_kernel
 from rest_store.datastore.validation import check_int
@@ -19,12 +17,9 @@ from rest_store.drafting.kernel_session import OpenStore, append, follow_changes
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ArgumentError, describe
 from rest_store.service.server.catalog import HostedDatastore, reading, require_readable
-from rest_store.service.server.limits import Budget, ServiceLimits
-from rest_store.service.server.requests import Accepted, accepted_of, step_costs, text_of
+from rest_store.service.server.request_checks import Accepted, parse_accepted, step_costs, text_of
+from rest_store.service.server.service_limits import Budget, ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
-
-if TYPE_CHECKING:
-    from rest_store._kernel import PackedDraft
 
 _FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
 _NODES = 16  # of a tree, unless the client says
@@ -106,33 +101,37 @@ class ServedSession:
     def step(self, request: pb.DraftSessionRequest) -> SessionStep:
         """Return the work of a message.
 
-        Raise an error of the table in service/errors.py for one that is malformed.
+        Raise an error of the table in service/statuses.py for one that is malformed.
         """
         limits, draft = None, request.draft
         if request.HasField("draft"):
             max_nodes = check_int("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
             limits = DraftOptions(max_nodes, step_costs(draft.costs), draft.chain)
-        accepted = accepted_of(request.accepted, self._vocabulary_size) if request.accepted else ()
+        accepted = (
+            parse_accepted(request.accepted, self._vocabulary_size) if request.accepted else ()
+        )
         tokens = sum(len(one.tokens) for one in accepted)
         nodes = 0 if limits is None else limits.max_nodes
         self._grow(tokens, nodes)
         return SessionStep(accepted, limits, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
 
-    def run(self, step: SessionStep) -> bytes | None:
-        """Append what the model produced, and return a draft as packed nodes, if one is asked for.
+    def run(self, step: SessionStep) -> pb.Tree | None:
+        """Append the accepted tokens, and return the draft tree if one is asked for.
 
-        In any thread.
+        May run in any thread.
 
-        Raises as `step`; and DatastoreUnavailableError if a datastore cannot be read.
+        Raises:
+            RestStoreError: as `step`.
+            DatastoreUnavailableError: a datastore cannot be read.
         """
-        for one in step.accepted:
-            append(self._native, *one)
+        for accepted in step.accepted:
+            append(self._native, *accepted)
         if step.limits is None:
             return None
         follow_changes(self._native, self._datastores)
-        nodes = _packed_nodes(self._native.draft(*step.limits))
+        nodes, scores, origins = self._native.draft(*step.limits)
         require_readable(self._served)
-        return nodes
+        return pb.Tree(nodes=nodes, scores=scores, origins=origins)
 
     def follow_changes(self) -> None:
         """Release shards that live datastores have replaced, with their files and memory.
@@ -165,11 +164,3 @@ class ServedSession:
             native.prompt(text)
         self._native, self._datastores = native, list(datastores.values())
         del self._opening
-
-
-def _packed_nodes(draft: PackedDraft) -> bytes:
-    """Return a draft in the layout of the nodes of a DraftSessionResponse."""
-    packed, scores, origins = draft
-    size = len(origins)
-    parents = np.frombuffer(packed, "<i4", size, 12 * size).astype("<i2").tobytes()
-    return packed[8 * size : 12 * size] + scores + parents + origins

@@ -17,20 +17,20 @@ from grpc_reflection.v1alpha import reflection
 from rest_store.datastore.partition import Partition
 from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
+from rest_store.service.bearer_tokens import BearerTokens
 from rest_store.service.channel import read_certificates
-from rest_store.service.server.calls import Admission
+from rest_store.service.server.admission import Admission
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.copies import Copies
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.feeds import Feeds
 from rest_store.service.server.http_server import HttpServer
-from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
+from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.service.server.servicer import METHODS, SERVICE, datastore_service
 from rest_store.service.server.session_streams import SessionStreams
 from rest_store.service.server.writes import Writes
-from rest_store.service.tokens import BearerTokens
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _WATCH_SECONDS = 1.0  # between two looks at health, and at what live datastores have replaced

@@ -12,16 +12,16 @@ from typing import Any
 
 import grpc
 
-from rest_store.service.server.calls import GRANT, Context, ending
+from rest_store.service.bearer_tokens import Grant
+from rest_store.service.server.admission import GRANT, Context, ending
 from rest_store.service.server.copies import Copies
 from rest_store.service.server.feeds import Feeds
-from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
-from rest_store.service.server.requests import require_size
+from rest_store.service.server.request_checks import require_size
+from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.service.server.session_streams import SessionStreams
 from rest_store.service.server.writes import Writes
-from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DatastoreService"].full_name

@@ -16,19 +16,18 @@ import grpc
 from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import ArgumentError, ProtocolError, RestStoreError, describe
-from rest_store.service.server.calls import GRANT, Context, ending, shutting_down
+from rest_store.service.server.admission import GRANT, Context, ending, shutting_down
 from rest_store.service.server.catalog import Catalog, HostedDatastore
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.limits import Budget, ServiceLimits
 from rest_store.service.server.metrics import Metrics
-from rest_store.service.server.requests import parse, require_size
+from rest_store.service.server.request_checks import parse, require_size
 from rest_store.service.server.served_session import ServedSession
+from rest_store.service.server.service_limits import Budget, ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 
 _NAME = "DraftSession"
 _MAX_KEY_BYTES = 64  # bytes
 _MAX_TABLES = 64  # of recycled logits that are kept for later sessions, which have up to 9 MB
-_NODE_BYTES = 11  # of a node as the message DraftSessionResponse has it
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
 
@@ -103,7 +102,7 @@ class SessionStreams:
     async def _step(self, stream: _Stream, data: bytes) -> bytes | None:
         """Answer the next message, if it asks for anything.
 
-        Raise an error of the table in service/errors.py.
+        Raise an error of the table in service/statuses.py.
         """
         session, limits = stream.session, self._limits
         require_size(
@@ -122,13 +121,13 @@ class SessionStreams:
             session = stream.session = self._begin(request.open, served)
             await self._executor.open(session.open, small=session.opens_at_once)
         step = session.step(request)
-        nodes = await self._executor.run(partial(session.run, step), small=step.is_small)
-        for one in step.accepted:
-            self._metrics.count_step(len(one.tokens))
-        if nodes is None:
+        tree = await self._executor.run(partial(session.run, step), small=step.is_small)
+        for accepted in step.accepted:
+            self._metrics.count_step(len(accepted.tokens))
+        if tree is None:
             return None
-        self._metrics.count_trees(_NAME, 1, len(nodes) // _NODE_BYTES)
-        return pb.DraftSessionResponse(nodes=nodes).SerializeToString()
+        self._metrics.count_trees(_NAME, 1, len(tree.origins))
+        return pb.DraftSessionResponse(tree=tree).SerializeToString()
 
     def _begin(
         self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]

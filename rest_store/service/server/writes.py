@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from rest_store.errors import StorageError, WriterError
+from rest_store.service.bearer_tokens import Grant
 from rest_store.service.server.catalog import Catalog, HostedDatastore
-from rest_store.service.server.limits import Budget, ServiceLimits
-from rest_store.service.server.requests import document_of, parse, require_few
-from rest_store.service.tokens import Grant
+from rest_store.service.server.request_checks import parse, parse_document, require_few
+from rest_store.service.server.service_limits import Budget, ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 
 _MAX_BYTES = 64 << 20  # of all requests that are not done yet
@@ -32,7 +32,7 @@ class Writes:
     It writes in threads of its own, so drafts do not wait for a disk.
 
     Each method takes the bytes of a request and what its call is allowed, returns the bytes of the
-    response, and raises an error of the table in service/errors.py.
+    response, and raises an error of the table in service/statuses.py.
     """
 
     def __init__(self, catalog: Catalog, limits: ServiceLimits) -> None:
@@ -54,11 +54,11 @@ class Writes:
         served = self._catalog.one(request.datastore, request.tokenizer_fingerprint, live=True)
         require_few("documents", len(request.documents), self._limits.max_contexts)
         documents = [
-            document_of(document, number) for number, document in enumerate(request.documents)
+            parse_document(document, number) for number, document in enumerate(request.documents)
         ]
         ids = [document.id for document in request.documents]
         served, options = (
-            served.of_namespace(request.namespace),
+            served.in_namespace(request.namespace),
             {"group": request.group, "epoch": request.epoch},
         )
         del request
@@ -72,7 +72,7 @@ class Writes:
         request = self._parsed(pb.DeleteRequest, data, grant)
         served = self._catalog.one(request.datastore, live=True)
         require_few("ids", len(request.ids), self._limits.max_contexts)
-        ids, served = list(request.ids), served.of_namespace(request.namespace)
+        ids, served = list(request.ids), served.in_namespace(request.namespace)
         deleted, sequence = await self._carried_out(
             served, lambda live: live.delete(ids), data, ids
         )
@@ -98,7 +98,7 @@ class Writes:
         done = asyncio.get_running_loop().run_in_executor(self._threads, write, live)
         done.add_done_callback(lambda _: self._waiting.give_back(size))
         try:
-            return await asyncio.shield(done), live.live.newest_change
+            return await asyncio.shield(done), live.newest_change
         except (StorageError, WriterError) as error:
             _log.warning("datastore %s: %s", served.name, error)
             # Clients are not told the path.

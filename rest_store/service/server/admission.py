@@ -14,10 +14,10 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from rest_store.errors import RestStoreError, ServiceUnavailableError
-from rest_store.service.errors import DETAILS_KEY, DOMAIN, status_of
-from rest_store.service.server.limits import Budget, ServiceLimits
+from rest_store.service.bearer_tokens import ALL_ALLOWED, BearerTokens, Grant
 from rest_store.service.server.metrics import Metrics
-from rest_store.service.tokens import ALL_ALLOWED, BearerTokens, Grant
+from rest_store.service.server.service_limits import Budget, ServiceLimits
+from rest_store.service.statuses import DETAILS_KEY, DOMAIN, status_for
 
 GRANT: ContextVar[Grant] = ContextVar("GRANT", default=ALL_ALLOWED)  # of the present call
 
@@ -106,7 +106,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 
 async def end_call(name: str, error: Exception, context: Context, metrics: Metrics) -> NoReturn:
     """End a call of the method `name` with the status of `error`, count it, and log a defect."""
-    status = status_of(error)
+    status = status_for(error)
     message = str(error)
     if len(message) > _MAX_MESSAGE_LENGTH:
         message = message[:_MAX_MESSAGE_LENGTH] + "..."

@@ -38,7 +38,7 @@ def open_client(target: str, warn: Callable[[str], object], **options: Any) -> D
     return client
 
 
-def name_of(location: str, *, is_live: bool | None = None, **options: Any) -> str:
+def display_name(location: str, *, is_live: bool | None = None, **options: Any) -> str:
     """Return how to call a source that lies elsewhere, by the names
     of its datastores: "code at 127.0.0.1:50051".
 

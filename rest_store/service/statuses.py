@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from rest_store import errors
 from rest_store.errors import RestStoreError, describe
-from rest_store.service.proxy import proxy_of
+from rest_store.service.proxy import proxy_for
 
 DOMAIN = "rest-store"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -86,7 +86,7 @@ _CONNECTIONS = {
 _MAYBE_PROXY = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # of a service, or of a proxy before it
 
 
-def status_of(error: BaseException) -> Status:
+def status_for(error: BaseException) -> Status:
     """Return the row of `error`, by its class or the nearest above it.
 
     INTERNAL for what is not in the table.
@@ -98,7 +98,7 @@ def status_of(error: BaseException) -> Status:
     return _BY_REASON["INTERNAL"]
 
 
-def error_of_call(target: str, failure: Any) -> RestStoreError:
+def call_error(target: str, failure: Any) -> RestStoreError:
     """Return our error for a failed call of grpc or grpc.aio to the service at `target`.
 
     That is the one of the table where the service sent our detail, else the nearest ServiceError.
@@ -120,7 +120,7 @@ def error_of_call(target: str, failure: Any) -> RestStoreError:
             details = next(
                 (meaning for said, meaning in _CONNECTIONS.items() if said in details), details
             )
-        if code in _MAYBE_PROXY and (proxy := proxy_of(target)) is not None:
+        if code in _MAYBE_PROXY and (proxy := proxy_for(target)) is not None:
             target = f"{target}, through the proxy {proxy}"
         return error(f"{target}: {message} ({details})" if details else f"{target}: {message}")
     return errors.ProtocolError(

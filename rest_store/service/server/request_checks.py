@@ -63,7 +63,7 @@ def require_few(what: str, number: int, most: int) -> None:
         raise ArgumentError(describe("request", f"number of {what}", number, f"at most {most}"))
 
 
-def document_of(message: pb.Document, number: int) -> Tokens:
+def parse_document(message: pb.Document, number: int) -> Tokens:
     """Return the tokens of a document to add; raise DocumentError if they are not whole."""
     if len(message.tokens) % 4:
         found = f"{len(message.tokens)} bytes"
@@ -91,7 +91,7 @@ def text_of(data: bytes, vocabulary_size: int) -> Tokens:
     return tokens
 
 
-def top_k_of(message: pb.TopK, what: str) -> Tokens:
+def parse_top_k(message: pb.TopK, what: str) -> Tokens:
     """Return most likely tokens as int32[rows, k].
 
     -1 ends a row, and so does one outside the vocabulary.
@@ -106,10 +106,10 @@ def top_k_of(message: pb.TopK, what: str) -> Tokens:
     return np.frombuffer(message.tokens, np.int32).reshape(-1, k)
 
 
-def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[Accepted]:
+def parse_accepted(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[Accepted]:
     """Return the accepted tokens of a message.
 
-    Raise a QueryError for too many or none, or as `top_k_of`.
+    Raise a QueryError for too many or none, or as `parse_top_k`.
     """
     require_few("accepted", len(messages), _MAX_ACCEPTED)
     accepted = []
@@ -118,9 +118,11 @@ def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[A
             raise QueryError(describe("request", "accepted", "empty", "at least one token"))
         require_token(max(message.tokens), vocabulary_size, "accepted")
         tokens = np.fromiter(message.tokens, np.int32, len(message.tokens))
-        top_k = top_k_of(message.top_k, "top_k") if message.HasField("top_k") else None
+        top_k = parse_top_k(message.top_k, "top_k") if message.HasField("top_k") else None
         node_top_k = (
-            top_k_of(message.node_top_k, "node_top_k") if message.HasField("node_top_k") else None
+            parse_top_k(message.node_top_k, "node_top_k")
+            if message.HasField("node_top_k")
+            else None
         )
         accepted.append(Accepted(tokens, top_k, node_top_k))
     return accepted

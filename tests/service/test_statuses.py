@@ -11,13 +11,13 @@ from google.rpc import error_details_pb2, status_pb2
 
 from rest_store import errors
 from rest_store.errors import ProtocolError
-from rest_store.service.errors import (
+from rest_store.service.statuses import (
     DETAILS_KEY,
     DOMAIN,
     STATUSES,
     Status,
-    error_of_call,
-    status_of,
+    call_error,
+    status_for,
 )
 from tests.service.test_proto import ROOT
 
@@ -30,7 +30,7 @@ def error_of(
     """Our error for a call that failed so."""
     status = SimpleNamespace(code=lambda: SimpleNamespace(name=code), details=lambda: details)
     status.trailing_metadata = lambda: metadata
-    return error_of_call(target, status)
+    return call_error(target, status)
 
 
 def metadata_of(reason: str, domain: str = DOMAIN) -> list[tuple[str, bytes]]:
@@ -42,7 +42,7 @@ def metadata_of(reason: str, domain: str = DOMAIN) -> list[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("status", STATUSES, ids=lambda status: status.reason)
 def test_a_row_leads_from_error_to_reason_and_back(status: Status) -> None:
-    assert status_of(status.error_with("x")) == status
+    assert status_for(status.error_with("x")) == status
     raised = error_of("served:1", status.code, "as the service said", metadata_of(status.reason))
     assert type(raised) is status.error
     assert str(raised) == "as the service said"

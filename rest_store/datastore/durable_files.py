@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def put(part: Path, path: Path) -> None:
+def publish(part: Path, path: Path) -> None:
     """Sync a complete file, or the names in a complete directory, to disk, and rename it."""
     sync(part)
     part.rename(path)

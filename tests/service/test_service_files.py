@@ -32,9 +32,10 @@ from rest_store.errors import (
     UnknownDatastoreError,
 )
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.upstream import Changes
-from rest_store.service.client import elsewhere
-from rest_store.service.client.elsewhere import ServiceFiles, ServiceUpstream, fetched
+from rest_store.live.records import Changes
+from rest_store.service.client import service_files, service_upstream
+from rest_store.service.client.service_files import ServiceFiles, fetched
+from rest_store.service.client.service_upstream import ServiceUpstream
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.builds import contents
 from tests.shared.clients import LATE, Impostor
@@ -171,7 +172,7 @@ def test_a_follower_gets_all_changes_and_then_new_ones(service: Service) -> None
 def test_a_call_that_has_lasted_long_enough_is_followed_by_another(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elsewhere, "_STREAM_SECONDS", 0.5)
+    monkeypatch.setattr(service_upstream, "STREAM_SECONDS", 0.5)
     upstream = upstream_of(service)
     changes = upstream.changes(0, "")
     some = caught_up(changes)
@@ -322,7 +323,8 @@ def test_pieces_that_cannot_be_are_named(tmp_path: Path) -> None:
 def test_a_service_that_says_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elsewhere, "_STREAM_SECONDS", LATE)
+    for module in (service_files, service_upstream):
+        monkeypatch.setattr(module, "STREAM_SECONDS", LATE)
     ended = threading.Event()
 
     class Silence:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from rest_store.cli import main
 from rest_store.datastore.locations import is_remote
 from rest_store.service.channel import Tls
-from rest_store.service.options import Access
+from rest_store.service.connection_options import Access
 from tests.shared.services import Certificates, running
 from tests.shared.strategies import identity
 

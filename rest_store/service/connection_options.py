@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_store.command_options import FILE, Decorator
-from rest_store.service.tokens import TOKEN_VARIABLE, grants_in
+from rest_store.service.bearer_tokens import TOKEN_VARIABLE, grants_in
 
 if TYPE_CHECKING:
     from rest_store.service.channel import Tls

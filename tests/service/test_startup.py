@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.service.client.opening import name_of
+from rest_store.service.client.startup import display_name
 from tests.shared.services import running
 from tests.shared.strategies import Corpus, identity, write_datastore
 
@@ -18,21 +18,21 @@ from tests.shared.strategies import Corpus, identity, write_datastore
     ["10.0.0.1:1/code", "unix:/run/socket#code", "s3://bucket/code", "10.0.0.1:1;10.0.0.1:2/code"],
 )
 def test_a_location_that_names_its_datastore_is_the_name(location: str) -> None:
-    assert name_of(location) == location
+    assert display_name(location) == location
 
 
 def test_a_service_says_what_it_has(tmp_path: Path) -> None:
     store = write_datastore(tmp_path / "code", Corpus(300, [[[5, 6, 7] * 20]]))
     LiveDatastore.open(tmp_path / "chat", tokenizer=identity(300)).close()
     with running(store, options=["--live", str(tmp_path / "chat")], unix=True) as service:
-        assert name_of(service.target) == f"code, chat at {service.target}"
-        assert name_of(service.target, is_live=True) == f"chat at {service.target}"
-        assert name_of(service.unix, is_live=False) == f"code at {service.unix}"
+        assert display_name(service.target) == f"code, chat at {service.target}"
+        assert display_name(service.target, is_live=True) == f"chat at {service.target}"
+        assert display_name(service.unix, is_live=False) == f"code at {service.unix}"
     with running(store) as whole:
-        assert name_of(whole.target, is_live=True) == whole.target, "it has none"
+        assert display_name(whole.target, is_live=True) == whole.target, "it has none"
 
 
 def test_without_an_answer_the_location_is_the_name() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         location = f"127.0.0.1:{closed.getsockname()[1]}"
-    assert name_of(location) == location
+    assert display_name(location) == location
