@@ -1,10 +1,10 @@
-"""Measure draft sessions in process with a long context: steps of
-one session and of batches, and openings.
+"""Measure draft sessions in process with a long context: single steps, batches, and openings.
 
-Recordings that the shipped calibration was not fitted to are replayed, each after so much text of
-the other recordings that its context is 2,000 tokens long, from prompt lookup, recycled logits and
-the datastores. Trees come first, without a warm-up, then chains. In a batch, 64 sessions of one
-calibration take their steps in one call, on all cores of this process (`taskset` says which).
+The sessions replay recordings that the shipped calibration was not fitted to. Text of the other
+recordings stands before each, so that its context is 2,000 tokens long. The sources are prompt
+lookup, recycled logits and the datastores. Trees come first, without a warm-up, then chains. In a
+batch, 64 sessions of one calibration take their steps in one call, on all cores of this process
+(`taskset` chooses them).
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.open_store import open_datastores
 
 DRAFTS = {"16 nodes": (16, "tree"), "64 nodes": (64, "tree"), "chain of 8": (8, "chain")}
-SESSIONS, STEPS, ROUNDS = 64, 12, 5  # of a batch
-OPENINGS = {4_000: 50, 128_000: 10}  # tokens of a prompt: how often it is opened
+# Of a batch.
+SESSIONS = 64
+STEPS = 12
+ROUNDS = 5
+OPENINGS = {4_000: 50, 128_000: 10}  # by tokens of a prompt, the number of openings
 
 
 @click.command(
@@ -106,7 +109,7 @@ def one_by_one(
                 tree = session.draft(nodes, shape=shape)
                 times.append((time.perf_counter() - began) * 1e6)
                 path = tree.longest_path(walk.text[position:])
-                end = walk.end_of(position, path)
+                end = walk.step_end(position, path)
                 session.accept(walk.text[position:end], **walk.likely(position, tree, path))
                 position = end
     return times
@@ -128,10 +131,9 @@ def batches(walks: Sequence[Walk], stores: Sequence[object]) -> dict[str, Any]:
 def steps_of_batch(
     walks: Sequence[Walk], stores: Sequence[object]
 ) -> Iterator[tuple[float, float]]:
-    """Yield the seconds of `draft_all` and of `accept_all`,
-    step by step, without the first step.
-    """
-    calibration, sources = Calibration.default(), sources_with(stores)
+    """Yield the seconds of `draft_all` and `accept_all` for each step but the first."""
+    calibration = Calibration.default()
+    sources = sources_with(stores)
     positions = [walk.start for walk in walks]
     sessions = [
         DraftSession(sources, walk.text[: walk.start], calibration=calibration) for walk in walks
@@ -142,7 +144,7 @@ def steps_of_batch(
         drafted = time.perf_counter()
         tokens = []
         for i, (walk, chain) in enumerate(zip(walks, chains, strict=True)):
-            end = walk.end_of(positions[i], chain.longest_path(walk.text[positions[i] :]))
+            end = walk.step_end(positions[i], chain.longest_path(walk.text[positions[i] :]))
             tokens.append(walk.text[min(positions[i], end - 1) : end])
             positions[i] = end
         accepting = time.perf_counter()
@@ -153,7 +155,9 @@ def steps_of_batch(
 
 def opening(stores: Sequence[object], prompt: Any, count: int) -> float:
     """Return the median milliseconds of opening a session with `prompt`."""
-    calibration, sources, times = Calibration.default(), sources_with(stores), []
+    calibration = Calibration.default()
+    sources = sources_with(stores)
+    times = []
     for _ in range(count):
         began = time.perf_counter()
         DraftSession(sources, prompt, calibration=calibration)

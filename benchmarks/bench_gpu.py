@@ -1,12 +1,10 @@
-"""Measure what a step costs on an accelerator, and write it as a
-cost model for `rest-store bench replay`.
+"""Measure the time of a step on an accelerator, and write a cost model for `bench replay`.
 
 The model is one of your own, or has the shape of a 7B Llama and random weights. Its forward passes
-are timed over several rows, cached tokens and verified tokens, and the constants are fitted to
-them. How fast a model writes with drafts is what `rest-store bench speed --device cuda` measures.
+are timed for several numbers of sequences, cached tokens and verified tokens, and the constants are
+fitted to them. `rest-store bench speed --device cuda` measures the speed of a model with drafts.
 
---shape tiny --device cpu runs everything on a processor, to see that it works; such figures mean
-nothing.
+--shape tiny --device cpu runs everything on a processor, as a trial; such figures mean nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rest_store.bench.results import write_text
-from rest_store.command_options import FILE, SETTINGS, json_option, to_be_written
+from rest_store.command_options import FILE, SETTINGS, check_writable, json_option
 from rest_store.generation.seam import CACHE
 from rest_store.generation.support import vocabulary_size
 
@@ -42,8 +40,11 @@ SHAPES = {
         "num_attention_heads": 4,
     },
 }
-ROWS, CACHED, VERIFIED = (1, 4, 16), (128, 1024), (1, 8, 32)  # of the steps that are measured
-PASSES = 10  # over each, of which the fastest counts
+# Of the steps that are measured.
+SEQUENCES = (1, 4, 16)
+CACHED = (128, 1024)
+VERIFIED = (1, 8, 32)
+PASSES = 10  # of each step; the fastest counts
 
 
 @click.command(
@@ -63,7 +64,7 @@ PASSES = 10  # over each, of which the fastest counts
     metavar="FILE",
     type=FILE,
     required=True,
-    callback=to_be_written,
+    callback=check_writable,
     help="The cost model to write, as JSON.",
 )
 @json_option
@@ -87,42 +88,48 @@ def main(model: str | None, shape: str, device: str, out: Path, as_json: bool) -
     if as_json:
         click.echo(facts)
         return
-    fixed, verified, cached = (
-        1e3 * costs[name] for name in ("fixed", "verified_token", "cached_token")
-    )
+    fixed = 1e3 * costs["fixed"]
+    verified = 1e3 * costs["verified_token"]
+    cached = 1e6 * costs["cached_token"]
     click.echo(
         f"{out}: a step takes {fixed:.2f} ms, and {verified:.3g} ms more for each token that it"
         " verifies, and"
     )
-    click.echo(f"{1e3 * cached:.3g} ms more for each 1,000 tokens in the KV cache")
+    click.echo(f"{cached:.3g} ms more for each 1,000 tokens in the KV cache")
 
 
 def step_costs(model: Any) -> dict[str, float]:
     """Return the constants of a `CostModel`, fitted to forward passes over random tokens.
 
-    `fixed` has the overhead.
+    `fixed` includes the overhead.
     """
-    widths, seconds = [], []
+    widths = []
+    seconds = []
     vocabulary = vocabulary_size(model)
-    for rows, cached in product(ROWS, CACHED):
+    for sequences, cached in product(SEQUENCES, CACHED):
         cache = transformers.DynamicCache()
         with torch.no_grad():
-            model(torch.randint(vocabulary, (rows, cached), device=model.device), **{CACHE: cache})
+            prompt = torch.randint(vocabulary, (sequences, cached), device=model.device)
+            model(prompt, **{CACHE: cache})
             for verified in VERIFIED:
-                ids = torch.randint(vocabulary, (rows, verified), device=model.device)
+                ids = torch.randint(vocabulary, (sequences, verified), device=model.device)
                 times = []
                 for _ in range(PASSES):
                     began = time.perf_counter()
                     model(ids, **{CACHE: cache})[0][0, 0, 0].item()  # waits for the device
                     times.append(time.perf_counter() - began)
                     cache.crop(-verified)
-                widths.append((1, rows * cached, rows * verified))
+                widths.append((1, sequences * cached, sequences * verified))
                 seconds.append(min(times))
     fixed, cached_token, verified_token = np.linalg.lstsq(
         np.array(widths, float), np.array(seconds), rcond=None
     )[0]
-    least = {"fixed": fixed, "cached_token": cached_token, "verified_token": verified_token}
-    return {"overhead": 0.0, **{name: max(float(time), 0.0) for name, time in least.items()}}
+    return {
+        "overhead": 0.0,
+        "fixed": max(float(fixed), 0.0),
+        "cached_token": max(float(cached_token), 0.0),
+        "verified_token": max(float(verified_token), 0.0),
+    }
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Measure a live datastore: what adding costs, what queries cost meanwhile, and replicas.
+"""Measure a live datastore: the time of additions, of queries meanwhile, and of replicas.
 
 - add: 500 tokens, durable and visible, in turns with SQLite's bare commit of the same bytes.
 - queries: drafts and steps of a session from a live datastore while a thread adds to it at full
-  speed, mostly single documents. For comparison, a frozen datastore of the documents that it had at
-  the beginning is queried, alone before and in turns meanwhile.
-- fleet: a service of it and replicas: until a document added at one is drafted from at another,
-  until a new replica is complete, steps of a session from one in turns with those from a local
-  copy, which nobody adds to, and documents a second through the service with 8 replicas in
-  processes of their own.
+  speed, mostly single documents. For comparison, a frozen datastore of the documents at the
+  beginning is queried, alone before and in turns meanwhile.
+- fleet: a service of it and replicas. The time until a document added at one replica is drafted
+  from at another, and until a new replica is complete. Steps of a session from a replica in turns
+  with steps from a local copy without additions. Documents a second through the service with 8
+  replicas in processes of their own.
 
 Documents are pieces of those of --datastore.
 """
@@ -46,10 +46,12 @@ from rest_store.live.live_datastore import LiveDatastore
 
 SIZE = 500  # tokens of a document
 TURN = 2_000  # contexts
-SESSIONS, STEPS = 50, 4  # of a turn, each in a context of its own; and of a session
+SESSIONS = 50  # of a turn, each in a context of its own
+STEPS = 4  # of a session
 CONTEXT = 32
-# Replicas, what is added beside them, and in one request.
-FOLLOWERS, DOCUMENTS, AT_ONCE = 8, 10_000, 50
+FOLLOWERS = 8  # replicas in processes of their own
+DOCUMENTS = 10_000  # added beside them
+REQUEST_DOCUMENTS = 50  # of them in one request
 FOLLOW = """
 import sys, time
 from rest_store.live.live_datastore import LiveDatastore
@@ -62,7 +64,7 @@ with LiveDatastore.open(location, cache=cache) as replica:
     print(time.process_time() - began)
 """
 TURNS = 20  # of steps from a replica
-RATE = 100  # documents a second that are added while a replica is asked
+RATE = 100  # documents a second, added during queries of a replica
 ADD = """
 import sys, time
 import numpy as np
@@ -74,11 +76,11 @@ with DatastoreClient(target, datastore=name) as client:
         time.sleep(max(0.0, began + number / float(rate) - time.monotonic()))
         client.add([document])
 """
-# Queries a store after contexts: the microseconds of each.
-Asking = Callable[[Store, list[list[int]]], list[float]]
+# Queries a store for each context, and returns the microseconds of each query.
+Querying = Callable[[Store, list[list[int]]], list[float]]
 
 
-PARTS = ("add", "queries", "fleet")
+MEASUREMENTS = ("add", "queries", "fleet")
 
 
 class Source:
@@ -97,7 +99,7 @@ class Source:
         return [self.tokens[start : start + size] for start in starts]
 
     def contexts(self, count: int) -> list[list[int]]:
-        """Return texts to ask after."""
+        """Return contexts for queries."""
         return [document.tolist() for document in self.documents(count, CONTEXT)]
 
 
@@ -127,18 +129,18 @@ class Source:
 )
 @click.option(
     "--measure",
-    "parts",
+    "measurements",
     multiple=True,
-    type=click.Choice(PARTS),
-    default=PARTS,
-    help="What is measured. Repeatable.",
+    type=click.Choice(MEASUREMENTS),
+    default=MEASUREMENTS,
+    help="Measurement to make. Repeatable.",
 )
 @result_options
 def main(
     datastore: Path,
     initial: int,
     rounds: int,
-    parts: tuple[str, ...],
+    measurements: tuple[str, ...],
     out: Destination,
 ) -> None:
     source = Source(datastore)
@@ -151,7 +153,8 @@ def main(
             "queries": lambda: measure_queries(source, parent, initial, rounds),
             "fleet": lambda: show("fleet", measure_fleet(source, parent, initial, 20 * rounds)),
         }
-        results |= {part: measures[part]() for part in parts}
+        for name in measurements:
+            results[name] = measures[name]()
     write_result(
         out,
         "live_datastore",
@@ -178,7 +181,8 @@ def measure_adding(source: Source, parent: Path, count: int) -> dict[str, float]
         database.execute("INSERT INTO documents (symbols) VALUES (?)", (symbols,))
         database.execute("COMMIT")
 
-    added, bare = [], []
+    added = []
+    bare = []
     with LiveDatastore.open(parent / "add", tokenizer=source.tokenizer) as live:
         live.add(source.documents(2_000))
         for _ in range(count // 20):
@@ -187,7 +191,8 @@ def measure_adding(source: Source, parent: Path, count: int) -> dict[str, float]
             added += time_each(lambda document: live.add([document]), some)
             database.execute("PRAGMA wal_checkpoint(PASSIVE)")
     database.close()
-    ours, theirs = percentiles(added), percentiles(bare)
+    ours = percentiles(added)
+    theirs = percentiles(bare)
     return {
         "median_us": ours["median"],
         "p99_us": ours["p99"],
@@ -197,14 +202,14 @@ def measure_adding(source: Source, parent: Path, count: int) -> dict[str, float]
     }
 
 
-def drafts(nodes: int) -> Asking:
+def drafts(nodes: int) -> Querying:
     return lambda store, contexts: time_each(
         lambda context: store.draft(context, max_nodes=nodes), contexts
     )
 
 
-def steps(nodes: int) -> Asking:
-    def ask(store: Store, contexts: list[list[int]]) -> list[float]:
+def steps(nodes: int) -> Querying:
+    def query(store: Store, contexts: list[list[int]]) -> list[float]:
         times = []
         for context in contexts[:SESSIONS]:
             with DraftSession([store], context[: CONTEXT // 2]) as session:
@@ -216,7 +221,7 @@ def steps(nodes: int) -> Asking:
                     times.append((time.perf_counter_ns() - began) / 1e3)
         return times
 
-    return ask
+    return query
 
 
 QUERIES = {
@@ -228,47 +233,47 @@ QUERIES = {
 
 
 def measure_queries(source: Source, parent: Path, tokens: int, rounds: int) -> dict[str, Any]:
-    """Time queries of a live datastore while it grows, in turns
-    with those of the frozen one that it was before.
-    """
+    """Time queries of a growing live datastore, in turns with a frozen one of its beginning."""
     # No context comes again: a frozen datastore would answer from its cache of trees.
     warm_up, *turns = [source.contexts(TURN) for _ in range(1 + rounds)]
     results: dict[str, Any] = {}
-    for name, ask in QUERIES.items():
+    for name, query in QUERIES.items():
         directory = parent / name
         with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
             live.add(source.documents(tokens // SIZE))
             live.compact()
             frozen = export(live, parent / f"{name} frozen")
-            ask(frozen, warm_up)
-            alone = [time for turn in turns for time in ask(frozen, turn)]
+            times: dict[str, list[float]] = {
+                "frozen alone": [],
+                "frozen meanwhile": [],
+                "live meanwhile": [],
+            }
+            query(frozen, warm_up)
+            for turn in turns:
+                times["frozen alone"] += query(frozen, turn)
             with growing(live, source):
-                ask(live, warm_up)
-                meanwhile: dict[str, list[float]] = {"frozen": [], "live": []}
+                query(live, warm_up)
                 segments = []
                 for turn in turns:
-                    meanwhile["frozen"] += ask(frozen, turn)
-                    meanwhile["live"] += ask(live, turn)
+                    times["frozen meanwhile"] += query(frozen, turn)
+                    times["live meanwhile"] += query(live, turn)
                     segments.append(live.info().shard_count)
-            grown = live.info().token_count
+            tokens_at_end = live.info().token_count
         frozen.close()
         row: dict[str, float] = {}
-        for what, times in (
-            ("frozen alone", alone),
-            *((f"{one} meanwhile", of) for one, of in meanwhile.items()),
-        ):
-            figures = percentiles(times)
-            row |= {f"{what}, median": figures["median"], f"{what}, p99": figures["p99"]}
-        row |= {"segments": float(np.median(segments)), "tokens at the end": grown}
+        for queried, microseconds in times.items():
+            figures = percentiles(microseconds)
+            row[f"{queried}, median"] = figures["median"]
+            row[f"{queried}, p99"] = figures["p99"]
+        row["segments"] = float(np.median(segments))
+        row["tokens at the end"] = tokens_at_end
         results[name] = show(name, row)
     return results
 
 
 @contextmanager
 def growing(live: LiveDatastore, source: Source) -> Iterator[None]:
-    """Within the block, a thread adds documents as fast as that
-    goes: one alone most of the time, then many.
-    """
+    """Within the block, a thread adds documents at full speed: mostly one alone, then many."""
     stop = threading.Event()
     some = source.documents(1_000)
 
@@ -290,8 +295,9 @@ def growing(live: LiveDatastore, source: Source) -> Iterator[None]:
 
 
 def measure_fleet(source: Source, parent: Path, tokens: int, additions: int) -> dict[str, float]:
-    """Follow a service that has `tokens` tokens: documents one by
-    one, all of them, and many at full speed.
+    """Measure replicas of a service with `tokens` tokens.
+
+    Replicas receive all documents, single ones, and many at full speed.
     """
     directory = parent / "served"
     with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
@@ -309,15 +315,14 @@ def measure_fleet(source: Source, parent: Path, tokens: int, additions: int) -> 
         "127.0.0.1:0",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
-        assert service.stdout is not None
-        location = service.stdout.readline().split()[-1] + "/chat"
+        location = first_line(service).split()[-1] + "/chat"
         try:
             began = time.perf_counter()
             with LiveDatastore.open(location, cache=parent / "one") as one:
                 while one.info().token_count < tokens // SIZE * SIZE:
                     one.wait_for_change(one.newest_change, 1.0)
                 complete = time.perf_counter() - began
-                asked = measure_steps(source, parent, one, location, service)
+                step_times = measure_steps(source, parent, one, location, service)
                 with LiveDatastore.open(location, cache=parent / "two") as two:
                     while two.newest_change < one.newest_change:
                         two.wait_for_change(two.newest_change, 1.0)
@@ -335,9 +340,14 @@ def measure_fleet(source: Source, parent: Path, tokens: int, additions: int) -> 
         "complete_s": round(complete, 2),
         "seen_median_ms": figures["median"],
         "seen_p99_ms": figures["p99"],
-        **asked,
+        **step_times,
         **following,
     }
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """Wait for the first line of a process with a pipe, and return it."""
+    return process.stdout.readline() if process.stdout is not None else ""
 
 
 def measure_steps(
@@ -347,10 +357,12 @@ def measure_steps(
     location: str,
     service: subprocess.Popen[str],
 ) -> dict[str, float]:
-    """Time steps from a replica and a local copy in turns: while
-    nothing happens, the service is stopped, and grows.
+    """Time steps from a replica and a local copy in turns.
+
+    Meanwhile the service is idle, then stopped, and then grows.
     """
-    ask, (target, _, name) = steps(16), location.partition("/")
+    query = steps(16)
+    target, _, name = location.partition("/")
     np.save(parent / "added.npy", np.stack(source.documents(100 * RATE)))
     command = [sys.executable, "-c", ADD, target, name, str(parent / "added.npy"), str(RATE)]
     with LiveDatastore.open(parent / "local", read_only=True) as local:
@@ -360,13 +372,13 @@ def measure_steps(
             times: dict[str, list[float]] = {where: [] for where in stores}
             for turn in range(TURNS):
                 for where in sorted(stores, reverse=turn % 2 == 1):
-                    times[where] += ask(stores[where], source.contexts(SESSIONS))
-            parts = {where: percentiles(of) for where, of in times.items()}
-            return {
-                f"{where}_{state}_{part}_us": of[part]
-                for where, of in parts.items()
-                for part in ("median", "p99")
-            }
+                    times[where] += query(stores[where], source.contexts(SESSIONS))
+            turn_figures = {}
+            for where, microseconds in times.items():
+                summary = percentiles(microseconds)
+                turn_figures[f"{where}_{state}_median_us"] = summary["median"]
+                turn_figures[f"{where}_{state}_p99_us"] = summary["p99"]
+            return turn_figures
 
         replica.compact()
         turns("warm-up")
@@ -394,7 +406,7 @@ def measure_following(
 ) -> dict[str, float]:
     """Add documents until all replicas, which were complete before, have them.
 
-    And the processor time of each.
+    Return the rates, and the processor time of a document in the service and in a replica.
     """
     from rest_store.service.client.client import DatastoreClient
 
@@ -405,16 +417,14 @@ def measure_following(
         command = [sys.executable, "-c", FOLLOW, *arguments]
         followers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     for follower in followers:
-        assert follower.stdout is not None
-        follower.stdout.readline()
+        first_line(follower)
     some = source.documents(DOCUMENTS)
+    starts = range(0, DOCUMENTS, REQUEST_DOCUMENTS)
     target, _, name = location.partition("/")
-    began, worked = time.perf_counter(), processor_seconds(service)
+    worked = processor_seconds(service)
+    began = time.perf_counter()
     with DatastoreClient(target, datastore=name) as client, ThreadPoolExecutor(4) as threads:
-        for _ in threads.map(
-            lambda start: client.add(some[start : start + AT_ONCE]), range(0, DOCUMENTS, AT_ONCE)
-        ):
-            pass
+        list(threads.map(lambda start: client.add(some[start : start + REQUEST_DOCUMENTS]), starts))
     added = time.perf_counter() - began
     replicas = [float(follower.communicate()[0]) for follower in followers]
     return {

@@ -1,11 +1,10 @@
-"""Other packages' ways of drafting from texts beside draft
-sessions: M, nodes and microseconds of a step, in replays.
+"""Other packages' drafters beside draft sessions: M, nodes and microseconds of a step, in replays.
 
-The same recordings are replayed in the same order, with the same budget of nodes. Each way knows
-nothing at first, or the outputs of the recordings of --history-from, and learns from each output
-once it was replayed, as in a program that runs. Of a package's ways all that are best for it are
-taken: of suffix decoding chains and trees and several factors; of dejavuu's drafters chains and
-trees. The best M of each is reported; with a cost model the greatest modelled speed.
+The same recordings are replayed in the same order, with the same budget of nodes. Each drafter
+knows nothing at first, or the outputs of the recordings of --history-from, and learns from each
+output after its replay, as in a running program. Several settings of each drafter are tried: of
+suffix decoding chains and trees and several factors; of dejavuu's drafters chains and trees. The
+best M of each is reported; with a cost model the greatest modelled speed.
 
 Packages that are not installed are left out. Suffix decoding's cache needs a compiler and torch,
 dejavuu Python 3.13: pip install --no-build-isolation --no-deps arctic-inference==0.3.0; pip install
@@ -28,7 +27,7 @@ import numpy.typing as npt
 from timing import percentiles
 
 from rest_store.bench.baselines import PromptLookupRule
-from rest_store.bench.cost_model import Batch, CostModel, batches_of
+from rest_store.bench.cost_model import Batch, CostModel, make_batches
 from rest_store.bench.history import in_turn, new_live_datastore
 from rest_store.bench.measurement_options import (
     Destination,
@@ -40,7 +39,13 @@ from rest_store.bench.measurement_options import (
     result_options,
     tokenizer_option,
 )
-from rest_store.bench.recordings import Recording, identity_of_texts, read_all, remembered, unfitted
+from rest_store.bench.recordings import (
+    Recording,
+    read_all,
+    remembered,
+    tokenizer_identity,
+    unfitted,
+)
 from rest_store.bench.replay import Outcome, fresh, replay, walk
 from rest_store.bench.results import write_result
 from rest_store.command_options import SETTINGS, max_nodes_option
@@ -54,8 +59,8 @@ PACKAGES = {"arctic-inference": "arctic_inference", "dejavuu": "dejavuu"}
 DEPTH = 64  # of suffix decoding's trees, as documented
 FACTORS = (1.0, 4.0, 16.0, 64.0)  # draft tokens for each token of its match
 PROBABILITIES = (0.0, 0.1, 0.3)  # below which it drafts no token
-FROM_TEXT = ("rest", "sam_decoding", "asam", "suffix_decoding")  # of dejavuu
-# Of dejavuu, where recordings have likely tokens.
+# Drafters of dejavuu; the latter need recordings with likely tokens.
+FROM_TEXT = ("rest", "sam_decoding", "asam", "suffix_decoding")
 FROM_LOGITS = ("token_recycling", "logit_spec", "stand")
 WIDTHS = (1, 4)  # of dejavuu's trees; 1: chains
 Tokens = npt.NDArray[np.int32]
@@ -63,21 +68,23 @@ Opening = Callable[[Tokens], contextlib.AbstractContextManager[Any]]
 
 
 class SuffixDecoding:
-    """A request to a suffix decoding cache, which keeps its output for later ones.
+    """A drafter for `walk`: a request to a suffix decoding cache.
 
-    A drafter for `walk`.
+    The cache holds its output for later requests.
 
     Args:
         cache: `SuffixDecodingCache` of arctic-inference.
         request: its number.
         prompt: the text so far.
-        settings: of `speculate`.
+        settings: arguments of `speculate`.
     """
 
     def __init__(
         self, cache: Any, request: int, prompt: Tokens, settings: Mapping[str, Any]
     ) -> None:
-        self._cache, self._request, self._settings = cache, request, settings
+        self._cache = cache
+        self._request = request
+        self._settings = settings
         self._text = prompt
         cache.start_request(request, prompt)
 
@@ -100,21 +107,23 @@ class SuffixDecoding:
 
 
 class DejavuuRequest:
-    """A request to a drafter of dejavuu, which keeps what it learns for later ones.
+    """A drafter for `walk`: a request to a drafter of dejavuu.
 
-    A drafter for `walk`.
+    The drafter holds its experience for later requests.
 
     Args:
-        drafter: from its `make_drafter`.
-        width: of its trees; 1: chains.
-        vocabulary_size: of the logits that it is shown, the recorded likely tokens in their order.
+        drafter: a result of `make_drafter`.
+        width: width of its trees; 1: chains.
+        vocabulary_size: size of the logits that it gets, made from the recorded likely tokens.
         prompt: the text so far.
     """
 
     def __init__(self, drafter: Any, width: int, vocabulary_size: int, prompt: Tokens) -> None:
-        self._drafter, self._width, self._vocabulary_size = drafter, width, vocabulary_size
+        self._drafter = drafter
+        self._width = width
+        self._vocabulary_size = vocabulary_size
         self._text: list[int] = prompt.tolist()
-        self._observed = max(0, prompt.size - 1)  # what comes before has no rows
+        self._observed = max(0, prompt.size - 1)  # earlier tokens have no top-k
         drafter.reset(self._text)
 
     def draft(self, max_nodes: int, costs: object = None) -> TokenTree:
@@ -128,20 +137,21 @@ class DejavuuRequest:
         return TokenTree(tree.token_ids[1:], parents, [1] * len(parents))
 
     def accept(self, tokens: Tokens, top_k: Tokens | None) -> None:
-        """Append the tokens, and show what the model found likely after all but the last."""
+        """Append the tokens, and show the likely tokens after all but the last."""
         self._text += tokens.tolist()
         if top_k is not None:
-            rows = top_k[:-1]
-            logits = np.full((len(rows), self._vocabulary_size), -1e9, np.float32)
-            ranks = np.broadcast_to(-2.0 * np.arange(rows.shape[1], dtype=np.float32), rows.shape)
-            np.put_along_axis(logits, rows.astype(np.int64), ranks, axis=1)
-            self._drafter.observe(self._text[self._observed : self._observed + len(rows)], logits)
-            self._observed += len(rows)
+            known = top_k[:-1]
+            logits = np.full((len(known), self._vocabulary_size), -1e9, np.float32)
+            ranks = np.broadcast_to(-2.0 * np.arange(known.shape[1], dtype=np.float32), known.shape)
+            np.put_along_axis(logits, known.astype(np.int64), ranks, axis=1)
+            end = self._observed + len(known)
+            self._drafter.observe(self._text[self._observed : end], logits)
+            self._observed = end
         self._drafter.update(tokens.tolist())
 
 
 def suffix_decoding(known: Sequence[Recording], settings: Mapping[str, Any]) -> Opening:
-    """Return what begins requests to a cache that knows these outputs."""
+    """Return a function that begins requests to a cache that knows these outputs."""
     from arctic_inference.suffix_decoding import SuffixDecodingCache
 
     cache = SuffixDecodingCache(max_tree_depth=DEPTH)
@@ -154,8 +164,9 @@ def suffix_decoding(known: Sequence[Recording], settings: Mapping[str, Any]) -> 
 
 
 def dejavuu(known: Sequence[Recording], method: str, width: int, vocabulary_size: int) -> Opening:
-    """Return what begins requests to a drafter that knows these
-    outputs: as its datastore, or as earlier texts.
+    """Return a function that begins requests to a drafter that knows these outputs.
+
+    The outputs are its datastore, or earlier texts.
     """
     from dejavuu.drafters import DRAFTERS, make_drafter
 
@@ -172,12 +183,12 @@ def dejavuu(known: Sequence[Recording], method: str, width: int, vocabulary_size
 def peers(
     known: Sequence[Recording], packages: Sequence[str], likely: int
 ) -> Iterator[tuple[str, Callable[[], Opening]]]:
-    """Yield each way to draft and its settings: its name, and what makes it anew.
+    """Yield the name of each drafter and a function that makes it anew, for each of its settings.
 
     Args:
-        known: what it knows.
-        packages: that are installed.
-        likely: ids of the vocabulary, if recordings have likely tokens; 0: they have none.
+        known: recordings whose outputs it knows.
+        packages: the packages that are installed.
+        likely: size of the vocabulary, if recordings have likely tokens; 0: they have none.
     """
     yield (
         "prompt lookup, 3-gram",
@@ -230,56 +241,51 @@ def main(
         name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is not None
     ]
     stores = open_datastores(datastores)
-    identity = identity_of_texts(stores, tokenizer)
+    identity = tokenizer_identity(stores, tokenizer)
     reported = unfitted(
         read_all(recordings, stores, tokenizer)[::every], Calibration.default(), "bench_peers.py"
     )
     has_logits = any(one.top_k.size for one in reported)
-    rows: list[dict[str, Any]] = []
-    modelled = (
-        [None]
-        if cost_model is None
-        else batches_of(CostModel.read(cost_model), batches, drafting_us)
-    )
+    table_rows: list[dict[str, Any]] = []
+    modelled: list[Batch | None] = [None]
+    if cost_model is not None:
+        modelled = [*make_batches(CostModel.read(cost_model), batches, drafting_us)]
+    local: list[object] = [PromptLookup()]
+    sources_by_name = {"session": [*local]}
+    if has_logits:
+        local.append(RecycledLogits())
+        sources_by_name["session, recycled logits"] = [*local]
+    if stores:
+        sources_by_name["session, corpora"] = [*local, *stores.values()]
+    histories = {"nothing": [], **remembered(history_from, reported, stores, tokenizer)}
 
     def show(row: dict[str, Any]) -> None:
-        rows.append(row)
+        table_rows.append(row)
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
-    for knows, known in {
-        "nothing": [],
-        **remembered(history_from, reported, stores, tokenizer),
-    }.items():
+    def merit(row: dict[str, Any]) -> float:
+        return float(row.get("modelled speed", row["M"]))
+
+    for knows, known in histories.items():
         for nodes, batch in itertools.product(max_nodes, modelled):
-            begin = {
-                "knows": knows,
-                "nodes": nodes,
-                **({} if batch is None else {"batch": batch.rows}),
-            }
+            begin = {"knows": knows, "nodes": nodes}
+            if batch is not None:
+                begin["batch"] = batch.sequences
             best: dict[str, dict[str, Any]] = {}
             for name, make in peers(known, packages, identity.vocabulary_size if has_logits else 0):
                 times: list[float] = []
                 outcome = walk(reported, make(), max_nodes=nodes, batch=batch, times=times)
-                row = {**begin, "drafting": name, **figures_of(outcome, times)}
-                best[name] = max(
-                    best.get(name, row),
-                    row,
-                    key=lambda one: float(one.get("modelled speed", one["M"])),
-                )
+                row = {**begin, "drafting": name, **replay_figures(outcome, times)}
+                best[name] = max(best.get(name, row), row, key=merit)
             for row in best.values():
                 show(row)
-            local: list[object] = [PromptLookup(), *([RecycledLogits()] if has_logits else [])]
-            for name, sources in {
-                "session": [PromptLookup()],
-                **({"session, recycled logits": local} if has_logits else {}),
-                **({"session, corpora": [*local, *stores.values()]} if stores else {}),
-            }.items():
-                figures = remembering(reported, known, identity, sources, nodes, batch)
+            for name, sources in sources_by_name.items():
+                figures = with_history(reported, known, identity, sources, nodes, batch)
                 show({**begin, "drafting": name, **figures})
-    write_result(out, "peers", click.get_current_context().params, ("numpy", *packages), rows)
+    write_result(out, "peers", click.get_current_context().params, ("numpy", *packages), table_rows)
 
 
-def remembering(
+def with_history(
     recordings: Sequence[Recording],
     known: Sequence[Recording],
     tokenizer: TokenizerIdentity,
@@ -287,14 +293,15 @@ def remembering(
     nodes: int,
     batch: Batch | None,
 ) -> dict[str, Any]:
-    """Return the figures of sessions with a live datastore that
-    remembers `known`, and each recording in turn.
-    """
+    """Return the figures of sessions with a live datastore of `known` and the recordings before."""
     times: list[float] = []
+    outcomes = []
     with new_live_datastore(tokenizer) as live:
         own = [*fresh(sources), live]  # logits of an earlier row would know these recordings
-        outcome = Outcome.sum_of(
-            replay(
+        for one, before in in_turn([*known, *recordings], live):
+            if len(before) < len(known):
+                continue
+            outcome = replay(
                 [one],
                 own,
                 Calibration.default(),
@@ -303,26 +310,24 @@ def remembering(
                 batch=batch,
                 times=times,
             )
-            for one, before in in_turn([*known, *recordings], live)
-            if len(before) >= len(known)
-        )
-    return figures_of(outcome, times)
+            outcomes.append(outcome)
+    return replay_figures(Outcome.from_outcomes(outcomes), times)
 
 
-def figures_of(outcome: Outcome, times: Sequence[float]) -> dict[str, Any]:
+def replay_figures(outcome: Outcome, times: Sequence[float]) -> dict[str, Any]:
     step = percentiles(1e6 * seconds for seconds in times)
-    families = {name: round(one.modelled_speeds[0], 4) for name, one in outcome.by_family().items()}
-    speeds = {
-        "modelled speed": round(outcome.modelled_speeds[0], 4),
-        "modelled speeds of families": families,
-    }
-    return {
-        **(speeds if outcome.modelled_speeds[0] else {}),
-        "M": round(outcome.mean_accepted, 4),
-        "median M": round(outcome.median_accepted, 4),
-        "nodes a step": round(outcome.drafted, 2),
-        **{f"us a step, {part}": step[part] for part in ("median", "mean", "p99")},
-    }
+    figures: dict[str, Any] = {}
+    if outcome.modelled_speeds[0]:
+        figures["modelled speed"] = round(outcome.modelled_speeds[0], 4)
+        figures["modelled speeds of families"] = {
+            name: round(one.modelled_speeds[0], 4) for name, one in outcome.by_family().items()
+        }
+    figures["M"] = round(outcome.mean_accepted, 4)
+    figures["median M"] = round(outcome.median_accepted, 4)
+    figures["nodes a step"] = round(outcome.drafted, 2)
+    for name in ("median", "mean", "p99"):
+        figures[f"us a step, {name}"] = step[name]
+    return figures
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""Measure drafts for models with recurrent state: shapes of this
-year's hybrids, about 100M random weights, on the CPU.
+"""Measure drafts for models with recurrent state, on the CPU.
+
+The models have shapes of this year's hybrids and about 100M random weights.
 
 - pass: the time of a forward pass over 9 and 17 tokens behind a filled cache, relative to one
-  token; and how many passes the trial of an unknown class takes.
-- speed: tokens a second with drafts each of whose tokens is right with a known probability, in
-  turns with plain generation, and what transformers' prompt lookup does with the model.
+  token; and the time of the trial of an unknown class, in passes.
+- speed: tokens a second with drafts whose tokens are right with a known probability each, in turns
+  with plain generation; and the behaviour of transformers' prompt lookup with the model.
 - memory: the peak beside plain generation, of a process each.
 
-Times are those of the processor on one thread, so that other processes matter little, with
-prepacked weights.
+Times are processor times on one thread, so that other processes matter little, with prepacked
+weights.
 """
 
 from __future__ import annotations
@@ -117,19 +118,19 @@ SHAPES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 class Known:
-    """A source whose draft tokens are right with a known
-    probability each, which is also what it says.
+    """A source whose draft tokens are right with a known probability each, which is their score.
 
     Args:
-        text: that will be written.
+        text: the text that will be written.
         right: the probability.
-        seed: of which tokens are wrong.
+        seed: the seed for the choice of wrong tokens.
     """
 
     has_references = False
 
     def __init__(self, text: Sequence[int], right: float, seed: int = 0) -> None:
-        self._text, self._right = list(text), right
+        self._text = list(text)
+        self._right = right
         self._random = np.random.default_rng(seed)
 
     def __str__(self) -> str:
@@ -140,47 +141,49 @@ class Known:
         self._written = 0
         return [self]
 
-    def send(self, limits: DraftOptions) -> None:
-        """Take what is asked for."""
-        self._limits = limits
+    def send(self, options: DraftOptions) -> None:
+        """Take the options of the next draft."""
+        self._options = options
 
     def receive(self, timeout: float | None) -> TokenTree:
         """Return the chain that brings most for its costs."""
-        size = min(self._limits.max_nodes, len(self._text) - self._written)
+        size = min(self._options.max_nodes, len(self._text) - self._written)
         scores = self._right ** np.arange(1, size + 1)
-        if len(self._limits.costs):
-            costs = self._limits.costs[: size + 1]
-            size = int(np.argmax((1 + np.append(0.0, np.cumsum(scores)))[: costs.size] / costs))
+        if len(self._options.costs):
+            costs = self._options.costs[: size + 1]
+            expected = 1 + np.append(0.0, np.cumsum(scores))
+            size = int(np.argmax(expected[: costs.size] / costs))
         coming = self._text[self._written : self._written + size]
         wrong = self._random.random(size) >= self._right
-        tokens = [
-            (token + 1) % 200 + 3 if flaw else token
-            for token, flaw in zip(coming, wrong, strict=True)
-        ]
+        tokens = []
+        for token, is_wrong in zip(coming, wrong, strict=True):
+            tokens.append((token + 1) % 200 + 3 if is_wrong else token)
         chain = range(-1, size - 1)
         return TokenTree(tokens, chain, [1] * size, scores=scores[:size], origins=[1] * size)
 
     def accept(self, tokens: Any, top_k: Any, node_top_k: Any) -> None:
-        """Go on."""
+        """Move on by the tokens."""
         self._written += len(tokens)
 
     def close(self) -> None:
         """End."""
 
 
-def model_of(shape: str, size: str) -> Any:
+def make_model(shape: str, size: str) -> Any:
     """Return a model of random weights."""
     torch.manual_seed(0)
     return SHAPES[shape](dict(SIZES[size])).eval()
 
 
-def prompt_of(model: Any) -> torch.Tensor:
+def make_prompt(model: Any) -> torch.Tensor:
     return torch.randint(3, 200, (1, PROMPT), generator=torch.Generator().manual_seed(0))
 
 
 def measure_passes(model: Any, rounds: int) -> dict[str, float]:
     """Return milliseconds of a pass over one token, and passes over more relative to it."""
-    name, ids, mixers = str(name_of_cache(model)), prompt_of(model), Mixers(model)
+    name = str(name_of_cache(model))
+    ids = make_prompt(model)
+    mixers = Mixers(model)
     times: dict[int, list[float]] = {width: [] for width in WIDTHS}
     with torch.no_grad():
         for _ in range(rounds):
@@ -212,13 +215,13 @@ def measure_passes(model: Any, rounds: int) -> dict[str, float]:
 
 def measure_speed(model: Any, tokens: int, rounds: int) -> dict[str, Any]:
     """Return tokens a pass and speed relative to plain generation, for drafts of known quality."""
-    ids = prompt_of(model)
-    asked = {"max_new_tokens": tokens, "do_sample": True, "top_k": 0, "temperature": 2.0}
+    ids = make_prompt(model)
+    sampling = {"max_new_tokens": tokens, "do_sample": True, "top_k": 0, "temperature": 2.0}
 
     def write(**ours: Any) -> tuple[Any, float]:
         torch.manual_seed(1)
         began = time.process_time()
-        output = model.generate(ids, **asked, **ours, return_dict_in_generate=True)
+        output = model.generate(ids, **sampling, **ours, return_dict_in_generate=True)
         return output, time.process_time() - began
 
     plain = write()[0].sequences
@@ -227,28 +230,27 @@ def measure_speed(model: Any, tokens: int, rounds: int) -> dict[str, Any]:
     passes = dict.fromkeys(RIGHT, 0)
     for number in range(1 + rounds):
         for way, taken in seconds.items():
-            ours = (
-                {"custom_generate": rest_store.generate, "sources": [ways[way](number)]}
-                if way != "plain"
-                else {}
-            )
+            ours: dict[str, Any] = {}
+            if way != "plain":
+                ours = {"custom_generate": rest_store.generate, "sources": [ways[way](number)]}
             output, time_taken = write(**ours)
-            assert torch.equal(output.sequences, plain), f"another text with {way}"
+            if not torch.equal(output.sequences, plain):
+                raise click.ClickException(f"drafts ({way}) have changed the text")
             if number:  # the first round warms up
                 taken.append(time_taken)
-                passes |= {way: passes[way] + output.statistics.forward_passes} if ours else {}
-    of_plain = sum(seconds.pop("plain"))
-    figures: dict[str, Any] = {
-        f"M at {way:.0%}": round(rounds * tokens / count, 2) for way, count in passes.items()
-    }
-    figures |= {
-        f"speed at {way:.0%}": round(of_plain / sum(taken), 2) for way, taken in seconds.items()
-    }
+                if way != "plain":
+                    passes[way] += output.statistics.forward_passes
+    plain_seconds = sum(seconds.pop("plain"))
+    figures: dict[str, Any] = {}
+    for way, count in passes.items():
+        figures[f"M at {way:.0%}"] = round(rounds * tokens / count, 2)
+    for way, taken in seconds.items():
+        figures[f"speed at {way:.0%}"] = round(plain_seconds / sum(taken), 2)
     try:
         model.generate(ids, max_new_tokens=4, do_sample=False, prompt_lookup_num_tokens=4)
         lookup = "runs"
     except ValueError as error:
-        lookup = "raises: " + str(error).split(", ")[0]
+        lookup = "raises: " + str(error).split(", ", maxsplit=1)[0]
     return figures | {"transformers' prompt lookup": lookup}
 
 
@@ -256,16 +258,17 @@ PEAK = """
 import sys, bench_recurrent as bench, torch, rest_store
 from pathlib import Path
 shape, size, tokens, way = sys.argv[1:]
-model = bench.model_of(shape, size)
-ids, asked = bench.prompt_of(model), {"max_new_tokens": int(tokens), "do_sample": False}
-plain = model.generate(ids, **asked)
+model = bench.make_model(shape, size)
+ids = bench.make_prompt(model)
+greedy = {"max_new_tokens": int(tokens), "do_sample": False}
+plain = model.generate(ids, **greedy)
 Path("/proc/self/clear_refs").write_text("5")
 if way == "plain":
-    model.generate(ids, **asked)
+    model.generate(ids, **greedy)
 else:
     source = bench.Known(plain[0, bench.PROMPT:].tolist(), 0.8)
     drafted = dict(custom_generate=rest_store.generate, sources=[source], adaptive=False)
-    model.generate(ids, **asked, **drafted)
+    model.generate(ids, **greedy, **drafted)
 lines = Path("/proc/self/status").read_text().splitlines()
 peak = next(line for line in lines if line.startswith("VmHWM"))
 print(peak.split()[1])
@@ -310,10 +313,10 @@ def main(size: str, shapes: tuple[str, ...], tokens: int, rounds: int, out: Dest
     warnings.simplefilter("ignore")
     results: dict[str, Any] = {"pass": {}, "speed": {}, "memory": {}}
     for shape in shapes:
-        model = model_of(shape, size)
+        model = make_model(shape, size)
         with prepacked_weights(model):
             results["pass"][shape] = {
-                "parameters_m": round(sum(part.numel() for part in model.parameters()) / 1e6),
+                "parameters_m": round(sum(weights.numel() for weights in model.parameters()) / 1e6),
                 **measure_passes(model, 3 * rounds),
             }
             print(shape, results["pass"][shape], flush=True)

@@ -1,13 +1,14 @@
-"""GRPO with TRL, with and without a memory of what was sampled:
-seconds of rollouts, passes, samples and rewards.
+r"""GRPO with TRL, with and without a history of samples: seconds of rollouts, passes, and rewards.
 
-    pip install '.[hf,live]' trl python examples/smollm2.py smollm2 python
-    benchmarks/bench_rollouts.py --model smollm2 --questions questions.jsonl --out rollouts.json
+    pip install '.[hf,live]' trl
+    python examples/smollm2.py smollm2
+    python benchmarks/bench_rollouts.py --model smollm2 --questions questions.jsonl \
+        --out rollouts.json
 
 `questions.jsonl` (or `.jsonl.gz`) is Spec-Bench's file of questions. All ways begin with the same
-weights and seed, on one thread. Those that write as many samples at once write the same ones, with
-the same digest, if drafts change nothing but time. Then their rewards are the same, too, and so are
-the weights that they train.
+weights and seed, on one thread. If drafts change nothing but time, ways that write as many samples
+at once write the same samples, with the same digest. Then their rewards and the weights that they
+train are the same, too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from rest_store.command_options import PATH, SETTINGS
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "grpo.py"))
 GROUP = 8  # samples of a prompt
-WAYS = {  # samples written at once, and what drafts
+WAYS = {  # by name, the samples written at once, and the source of drafts
     "one by one, no drafts": (1, "nothing"),
     "one by one, prompt lookup": (1, "prompt lookup"),
     "one by one, memory": (1, "memory"),
@@ -48,14 +48,14 @@ WAYS = {  # samples written at once, and what drafts
 
 
 class Measured(EXAMPLE["Rollouts"]):  # type: ignore[misc]
-    """Rollouts whose time and samples are kept, by epoch.
+    """Rollouts with a record of time and samples, by epoch.
 
     Args:
-        arguments: of `Rollouts`.
+        arguments: arguments of `Rollouts`.
 
     Attributes:
-        seconds: of the processor, which other work on the machine does not change.
-        prompts: of the samples.
+        seconds: time of the processor, which other work on the machine does not change.
+        prompts: the prompts of the samples.
         samples: all of them, in order.
         passes: forward passes.
     """
@@ -69,8 +69,9 @@ class Measured(EXAMPLE["Rollouts"]):  # type: ignore[misc]
 
     def __call__(self, prompts: Any, trainer: Any) -> Any:
         """Write the samples of a batch, as `Rollouts` does."""
-        epoch, began = int(trainer.state.epoch or 0), time.process_time()
-        with passes_of(trainer.model) as passes, rest_store.prepacked_weights(trainer.model):
+        epoch = int(trainer.state.epoch or 0)
+        began = time.process_time()
+        with count_passes(trainer.model) as passes, rest_store.prepacked_weights(trainer.model):
             rollouts = super().__call__(prompts, trainer)
         self.seconds[epoch] += time.process_time() - began
         self.prompts[epoch] += rollouts["prompt_ids"]
@@ -79,20 +80,17 @@ class Measured(EXAMPLE["Rollouts"]):  # type: ignore[misc]
         return rollouts
 
     def write_samples(self, directory: Path) -> None:
-        """Write the samples of each epoch to a file, `epoch-N.jsonl`, as
-        recordings for `rest-store bench replay`.
-        """
+        """Write the samples of each epoch to `epoch-N.jsonl`, for `rest-store bench replay`."""
         directory.mkdir(parents=True, exist_ok=True)
         for epoch, samples in self.samples.items():
-            rows = zip(self.prompts[epoch], samples, strict=True)
-            lines = [json.dumps({"prompt": prompt, "output": output}) for prompt, output in rows]
-            (directory / f"epoch-{epoch}.jsonl").write_text(
-                "\n".join(lines) + "\n", encoding="utf-8"
-            )
+            lines = ""
+            for prompt, output in zip(self.prompts[epoch], samples, strict=True):
+                lines += json.dumps({"prompt": prompt, "output": output}) + "\n"
+            (directory / f"epoch-{epoch}.jsonl").write_text(lines, encoding="utf-8")
 
 
 @contextmanager
-def passes_of(model: torch.nn.Module) -> Iterator[list[None]]:
+def count_passes(model: torch.nn.Module) -> Iterator[list[None]]:
     """Return a list that grows with each forward pass of `model`."""
     passes: list[None] = []
     hook = model.register_forward_pre_hook(lambda *_: passes.append(None))
@@ -100,27 +98,32 @@ def passes_of(model: torch.nn.Module) -> Iterator[list[None]]:
     hook.remove()
 
 
-def questions_of(path: Path, category: str, number: int) -> list[str]:
+def read_questions(path: Path, category: str, number: int) -> list[str]:
     """Return the first questions of a category that are short."""
+    texts: list[str] = []
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-        rows = (json.loads(line) for line in lines)
-        texts = (row["turns"][0] for row in rows if row["category"] == category)
-        return list(islice((text for text in texts if len(text) < 600), number))
+        for line in lines:
+            question = json.loads(line)
+            text = question["turns"][0]
+            if question["category"] == category and len(text) < 600 and len(texts) < number:
+                texts.append(text)
+    return texts
 
 
 def train(
-    model: str, questions: list[str], config: Any, rows: int, drafts: str
+    model: str, questions: list[str], config: Any, sequences: int, drafts: str
 ) -> tuple[Measured, list[float]]:
     """Train once; return the rollouts, and the mean reward of each step."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     lookup = rest_store.PromptLookup()
     with (
         tempfile.TemporaryDirectory() as folder,
-        rest_store.LiveDatastore.open(folder, tokenizer=model) as memory,
+        rest_store.LiveDatastore.open(folder, tokenizer=model) as live,
     ):
         sources = {"nothing": None, "prompt lookup": [lookup]}
-        sources["memory"] = [memory, lookup, rest_store.RecycledLogits()]
-        rollouts = Measured(sources[drafts], memory if drafts == "memory" else None, rows=rows)
+        sources["memory"] = [live, lookup, rest_store.RecycledLogits()]
+        remembers = live if drafts == "memory" else None
+        rollouts = Measured(sources[drafts], remembers, rows=sequences)
         trainer = trl.GRPOTrainer(
             AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
             EXAMPLE["brevity"],
@@ -172,7 +175,8 @@ def main(
     out: Destination,
 ) -> None:
     torch.set_num_threads(1)
-    asked, results = questions_of(questions, category, number), {}
+    chosen = read_questions(questions, category, number)
+    results = {}
     for way in ways:
         with tempfile.TemporaryDirectory() as checkpoints:
             config = trl.GRPOConfig(
@@ -191,12 +195,12 @@ def main(
                 gradient_checkpointing=False,
                 seed=1,
             )
-            rows, drafts = WAYS[way]
-            rollouts, rewards = train(model, asked, config, rows, drafts)
+            sequences, drafts = WAYS[way]
+            rollouts, rewards = train(model, chosen, config, sequences, drafts)
         samples = rollouts.samples
         results[way] = {
             "seconds": [round(seconds, 2) for seconds in rollouts.seconds.values()],
-            "tokens": [sum(map(len, of_epoch)) for of_epoch in samples.values()],
+            "tokens": [sum(map(len, outputs)) for outputs in samples.values()],
             "passes": list(rollouts.passes.values()),
             "rewards": [round(reward, 4) for reward in rewards],
             "samples": hashlib.sha256(json.dumps(samples).encode()).hexdigest()[:16],

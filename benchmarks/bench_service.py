@@ -1,21 +1,20 @@
-"""Measure what drafting costs through services, beside the same in process, in turns.
+"""Measure the time of drafting through services, in turns with the same in process.
 
 Services run on this machine, each in a process of its own: one of all datastores, and one for each
 datastore, whose trees a session merges.
 
-Steps: generations (`walks.py`) are replayed by sessions in process, through the one service over
-TCP and over a Unix socket, and through the services of single datastores. Reported: median and 99th
-percentile of a step in microseconds, without the first one of each session, the median of these, M,
-and steps without an answer.
+Steps: sessions replay generations (`walks.py`) in process, through the one service over TCP and
+over a Unix socket, and through the services of single datastores. The figures are median and 99th
+percentile of a step in microseconds, without the first step of each session; the median of first
+steps; M; and the number of steps without an answer.
 
-At once, steps a second: 16 processes each run one session after another for some seconds; in
-process as many as there are cores.
+At once, steps a second: 16 processes each run one session after another for some seconds. In
+process there are as many as cores.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import multiprocessing
 import os
 import subprocess
@@ -84,20 +83,15 @@ def main(
     results: dict[str, Any] = {"context": CONTEXT, "datastores": tokens}
     with contextlib.ExitStack() as stack:
         tcp, unix = stack.enter_context(serving(datastores, "127.0.0.1:0"))
-        single = (
-            [stack.enter_context(serving([path]))[0] for path in datastores]
-            if len(datastores) > 1
-            else []
-        )
         ways: dict[str, Sources] = {
             "in process": stores,
-            "service, TCP": [stack.enter_context(client_of(tcp))],
-            "service, Unix socket": [stack.enter_context(client_of(unix))],
+            "service, TCP": [stack.enter_context(connected_client(tcp))],
+            "service, Unix socket": [stack.enter_context(connected_client(unix))],
         }
-        if single:
-            ways["a service each, Unix sockets"] = [
-                stack.enter_context(client_of(target)) for target in single
-            ]
+        if len(datastores) > 1:
+            targets = [stack.enter_context(serving([path]))[0] for path in datastores]
+            clients = [stack.enter_context(connected_client(target)) for target in targets]
+            ways["a service each, Unix sockets"] = clients
         for nodes in NODES:
             results[f"{nodes} nodes"] = steps_in_turns(ways, walks, nodes)
         results["at once"] = at_once(
@@ -118,20 +112,23 @@ def serving(directories: Sequence[Path], *others: str) -> Iterator[list[str]]:
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rest-store-"))
-        named = [f"{number}={directory}" for number, directory in enumerate(directories)]
-        listen = [
-            word for address in (*others, f"unix:{folder}/socket") for word in ("--listen", address)
-        ]
-        command = [sys.executable, "-m", "rest_store", "serve", *named, *listen]
+        command = [sys.executable, "-m", "rest_store", "serve"]
+        command += [f"{number}={directory}" for number, directory in enumerate(directories)]
+        for address in (*others, f"unix:{folder}/socket"):
+            command += ["--listen", address]
         process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         stack.callback(process.terminate)
-        assert process.stdout is not None
-        lines = list(itertools.takewhile(lambda line: not line.startswith("ready"), process.stdout))
-        yield [line.split()[-1] for line in lines if line.startswith("listening on ")]
+        addresses = []
+        for line in process.stdout or ():
+            if line.startswith("ready"):
+                break
+            if line.startswith("listening on "):
+                addresses.append(line.split()[-1])
+        yield addresses
 
 
 @contextlib.contextmanager
-def client_of(target: str) -> Iterator[DatastoreClient]:
+def connected_client(target: str) -> Iterator[DatastoreClient]:
     with DatastoreClient(target, timeout=TIMEOUT) as client:
         client.info()
         yield client
@@ -154,20 +151,18 @@ def steps_in_turns(
                 times[way] += took[1:]
                 dropped[way] += missed
     tokens = sum(walk.text.size - walk.start for walk in walks)
-    rows = {}
+    table_rows = {}
     for way in names:
         figures = percentiles(times[way])
         row = {
             "median us": figures["median"],
             "p99 us": figures["p99"],
             "opening us": float(np.median(openings[way])),
-        }
-        row |= {
             "M": round(tokens / (len(times[way]) + len(walks)), 4),
             "without an answer": dropped[way],
         }
-        rows[way] = show(f"{nodes} nodes, {way}", row)
-    return rows
+        table_rows[way] = show(f"{nodes} nodes, {way}", row)
+    return table_rows
 
 
 def show(name: str, figures: dict[str, float]) -> dict[str, float]:
@@ -179,12 +174,14 @@ def show(name: str, figures: dict[str, float]) -> dict[str, float]:
 def session_steps(sources: Sources, walk: Walk, nodes: int) -> tuple[list[float], int]:
     """Run one session as generation does.
 
-    Return the microseconds of each step, and how many went without a source.
+    Return the microseconds of each step, and the number of steps that lacked a source.
 
-    A step hands over the accepted tokens with what the model found likely, and drafts the next
-    tree. The first one opens the session.
+    A step hands over the accepted tokens with the model's likely tokens, and drafts the next tree.
+    The first one opens the session.
     """
-    position, began, times = walk.start, time.perf_counter(), []
+    position = walk.start
+    times = []
+    began = time.perf_counter()
     with DraftSession(
         [*sources, PromptLookup(), RecycledLogits()], walk.text[:position]
     ) as session:
@@ -192,11 +189,13 @@ def session_steps(sources: Sources, walk: Walk, nodes: int) -> tuple[list[float]
             tree = session.draft(nodes)
             times.append((time.perf_counter() - began) * 1e6)
             path = tree.longest_path(walk.text[position:])
-            end = walk.end_of(position, path)
+            end = walk.step_end(position, path)
             if end == walk.text.size:
                 return times, sum(session.statistics.dropped.values())
-            tokens, likely = walk.text[position:end], walk.likely(position, tree, path)
-            position, began = end, time.perf_counter()
+            tokens = walk.text[position:end]
+            likely = walk.likely(position, tree, path)
+            position = end
+            began = time.perf_counter()
             session.accept(tokens, **likely)
 
 
@@ -206,16 +205,15 @@ def at_once(ways: Mapping[str, Any], walks: Sequence[Walk], seconds: float) -> d
     Args:
         ways: the directories of the datastores, or the address of a service.
         walks: the generations.
-        seconds: how long each way takes.
+        seconds: time of each way.
     """
     rates = {}
     spawn = multiprocessing.get_context("spawn")
     for way, location in ways.items():
         number = SESSIONS if isinstance(location, str) else os.cpu_count() or 1
         with spawn.Pool(number, connect, (location, walks, spawn.Barrier(number))) as pool:
-            rates[way] = round(
-                sum(pool.starmap(step_rate, [(first, seconds) for first in range(number)], 1)), 1
-            )
+            tasks = [(first, seconds) for first in range(number)]
+            rates[way] = round(sum(pool.starmap(step_rate, tasks, 1)), 1)
     return show(f"{SESSIONS} sessions at once, steps a second", rates)
 
 
@@ -223,23 +221,22 @@ _here: dict[str, Any] = {}  # of a process of `at_once`
 
 
 def connect(location: Any, walks: Sequence[Walk], start: Barrier) -> None:
-    is_target = isinstance(location, str)
-    sources = (
-        [DatastoreClient(location, timeout=TIMEOUT)]
-        if is_target
-        else list(open_datastores(location).values())
-    )
+    sources: Sources
+    if isinstance(location, str):
+        sources = [DatastoreClient(location, timeout=TIMEOUT)]
+    else:
+        sources = list(open_datastores(location).values())
     _here.update(sources=sources, walks=walks, start=start)
     session_steps(sources, walks[0], NODES[0])
 
 
 def step_rate(first: int, seconds: float) -> float:
-    """Run sessions, at least one, until `seconds` after all processes began.
-
-    Return their steps a second.
-    """
+    """Run sessions, at least one, for `seconds` once all processes began; return steps a second."""
+    walks = _here["walks"]
+    number = first
+    count = 0
     _here["start"].wait()
-    began, walks, number, count = time.monotonic(), _here["walks"], first, 0
+    began = time.monotonic()
     while count == 0 or time.monotonic() < began + seconds:
         count += len(session_steps(_here["sources"], walks[number % len(walks)], NODES[0])[0])
         number += SESSIONS

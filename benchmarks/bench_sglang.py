@@ -1,11 +1,11 @@
-"""Trees of sessions against the n-gram lookup of SGLang, with the
-same corpus: tokens and nodes of a step, on a CPU.
+r"""Trees of sessions against SGLang's n-gram lookup with the same corpus: M by nodes, on a CPU.
 
-    PYTHONPATH=. .venv-sglang/bin/python benchmarks/bench_sglang.py --model MODEL --datastore
-    python.ds --corpus t.jsonl
+    PYTHONPATH=. .venv-sglang/bin/python benchmarks/bench_sglang.py --model MODEL \
+        --datastore python.ds --corpus t.jsonl
 
-It runs SGLang's engine with the kernels of tests/engines/sglang/on_cpu, so only counts are
-meaningful, not times. The corpus has the datastore's texts for SGLang: JSON lines, a string each.
+The script runs SGLang's engine with the kernels of tests/engines/sglang/on_cpu, so counts mean
+something, and times nothing. The corpus has the datastore's texts for SGLang: JSON lines, a string
+each.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ GREEDY = {"temperature": 0.0}
     metavar="FILE",
     type=FILE,
     required=True,
-    help="What the datastore is built of: texts, JSON Lines.",
+    help="Text for the datastore: texts, JSON Lines.",
 )
 @click.option(
     "--prompts",
     metavar="FILE",
     type=FILE,
     default=Path("benchmarks/prompts.jsonl"),
-    help="What the model is asked: JSON Lines.",
+    help="Prompts for the model: JSON Lines.",
 )
 @click.option(
     "--requests", metavar="N", type=click.IntRange(1), default=8, help="Prompts that are used."
@@ -79,30 +79,20 @@ def main(
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
     texts = texts[:: max(1, len(texts) // requests)][:requests]
-    rounds = [
-        [
-            {
-                "input_ids": tokenizer.apply_chat_template(
-                    [{"role": "user", "content": text}],
-                    add_generation_prompt=True,
-                    return_dict=False,
-                ),
-                "sampling_params": {**GREEDY, "max_new_tokens": max_new_tokens},
-            }
-        ]
-        for text in texts
-    ]
-    rows = []
-    for width in max_nodes:
-        settings = {"datastores": [str(datastore.resolve())]}
-        rows.append(row("trees of sessions", width, run(model, rounds, settings, width)))
-        rows.append(
-            row(
-                "chains of sessions",
-                width,
-                run(model, rounds, settings, width, speculative_eagle_topk=1),
-            )
+    rounds = []
+    for text in texts:
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
         )
+        sampling = {**GREEDY, "max_new_tokens": max_new_tokens}
+        rounds.append([{"input_ids": ids, "sampling_params": sampling}])
+    table_rows = []
+    settings = {"datastores": [str(datastore.resolve())]}
+    for width in max_nodes:
+        known = run(model, rounds, settings, width)
+        table_rows.append(row("trees of sessions", width, known))
+        known = run(model, rounds, settings, width, speculative_eagle_topk=1)
+        table_rows.append(row("chains of sessions", width, known))
         # Draft tokens from the corpus; the others are from the text so far.
         for share in (width - 1, width // 2, width // 4):
             ngram = {
@@ -110,16 +100,10 @@ def main(
                 "speculative_ngram_external_corpus_path": str(corpus.resolve()),
                 "speculative_ngram_external_sam_budget": share,
             }
-            rows.append(
-                row(
-                    f"SGLang's NGRAM, corpus {share}",
-                    width,
-                    run(model, rounds, None, width, **ngram),
-                )
-            )
-    write_result(
-        out, "sglang", click.get_current_context().params, ("numpy", "sglang"), {"rows": rows}
-    )
+            known = run(model, rounds, None, width, **ngram)
+            table_rows.append(row(f"SGLang's NGRAM, corpus {share}", width, known))
+    figures = {"rows": table_rows}
+    write_result(out, "sglang", click.get_current_context().params, ("numpy", "sglang"), figures)
 
 
 def run(
@@ -129,7 +113,7 @@ def run(
     width: int,
     **server: Any,
 ) -> list[dict[str, Any]]:
-    """Return what is known of each request."""
+    """Return the meta information of each request."""
     server = {
         "model_path": model,
         "max_total_tokens": 8192,

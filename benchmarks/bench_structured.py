@@ -1,13 +1,12 @@
-"""Structured output: M and speed with a JSON schema, by source of
-the drafts, and whether texts stay equal.
+"""Structured output: M, speed and equal texts with a JSON schema, by source of the drafts.
 
     pip install '.[hf,grammar]'
     python examples/smollm2.py smollm2
     python benchmarks/bench_structured.py --model smollm2 --out structured.json
 
 Eight schemas have four requests each. The model writes each answer under its schema: plainly, and
-with each way of drafting, one after the other. Ways with a memory keep it from request to request.
-Times are those of the processor, on one thread. `llguidance's forced tokens` drafts at each step
+with each way of drafting, one after the other. One way carries choices and logits from request to
+request. Times are processor times, on one thread. `llguidance's forced tokens` drafts at each step
 the tokens that llguidance's `compute_ff_tokens` returns; it is replayed, not run.
 """
 
@@ -46,17 +45,17 @@ WHOLE: Schema = {"type": "integer", "minimum": 0, "maximum": 100000}
 FLAG: Schema = {"type": "boolean"}
 
 
-def one_of(*values: str) -> Schema:
+def enumeration(*values: str) -> Schema:
     """Return the schema of an enumeration."""
     return {"enum": list(values)}
 
 
-def list_of(item: Schema, least: int, most: int) -> Schema:
+def array(item: Schema, min_items: int, max_items: int) -> Schema:
     """Return the schema of a list."""
-    return {"type": "array", "items": item, "minItems": least, "maxItems": most}
+    return {"type": "array", "items": item, "minItems": min_items, "maxItems": max_items}
 
 
-# By name: the schema, and what is asked.
+# By name: the schema, and the subjects of the requests.
 CASES: Mapping[str, tuple[Schema, list[str]]] = {
     "person": (
         record(first_name=TEXT, last_name=TEXT, age=WHOLE, occupation=TEXT, is_married=FLAG),
@@ -67,16 +66,16 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
             city=TEXT,
             country=TEXT,
             temperature_celsius={"type": "number"},
-            conditions=one_of("sunny", "cloudy", "rainy", "snowy"),
+            conditions=enumeration("sunny", "cloudy", "rainy", "snowy"),
         ),
         ["Paris in spring", "Oslo in winter", "Cairo in summer", "London in autumn"],
     ),
     "ticket": (
         record(
             title=TEXT,
-            severity=one_of("low", "medium", "high", "critical"),
-            component=one_of("frontend", "backend", "database"),
-            steps_to_reproduce=list_of(TEXT, 1, 3),
+            severity=enumeration("low", "medium", "high", "critical"),
+            component=enumeration("frontend", "backend", "database"),
+            steps_to_reproduce=array(TEXT, 1, 3),
         ),
         [
             "the login page is blank",
@@ -88,17 +87,15 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     "order": (
         record(
             customer_identifier=WHOLE,
-            items=list_of(
-                record(product_name=TEXT, quantity=WHOLE, unit_price_in_cents=WHOLE), 2, 3
-            ),
+            items=array(record(product_name=TEXT, quantity=WHOLE, unit_price_in_cents=WHOLE), 2, 3),
             express_delivery=FLAG,
         ),
         ["fruit", "books", "garden tools", "office supplies"],
     ),
     "call of a weather tool": (
         record(
-            name=one_of("get_current_weather", "get_weather_forecast"),
-            arguments=record(location=TEXT, unit=one_of("celsius", "fahrenheit")),
+            name=enumeration("get_current_weather", "get_weather_forecast"),
+            arguments=record(location=TEXT, unit=enumeration("celsius", "fahrenheit")),
         ),
         [
             "the weather in Rome now",
@@ -109,7 +106,7 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     ),
     "call of a calendar tool": (
         record(
-            name=one_of("create_event", "delete_event"),
+            name=enumeration("create_event", "delete_event"),
             arguments=record(title=TEXT, day_of_month=WHOLE, duration_in_minutes=WHOLE),
         ),
         [
@@ -121,8 +118,8 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     ),
     "review": (
         record(
-            sentiment=one_of("positive", "neutral", "negative"),
-            topics=list_of(TEXT, 2, 3),
+            sentiment=enumeration("positive", "neutral", "negative"),
+            topics=array(TEXT, 2, 3),
             score=WHOLE,
         ),
         ["The food was cold.", "A wonderful hotel!", "It works, nothing more.", "Never again."],
@@ -130,7 +127,7 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     "recipe": (
         record(
             recipe_name=TEXT,
-            ingredients=list_of(record(ingredient_name=TEXT, amount_in_grams=WHOLE), 2, 4),
+            ingredients=array(record(ingredient_name=TEXT, amount_in_grams=WHOLE), 2, 4),
             preparation_time_in_minutes=WHOLE,
             is_vegetarian=FLAG,
         ),
@@ -141,7 +138,7 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
 LOOKUP_AND_LOGITS = "prompt lookup and recycled logits"
 GRAMMAR = "grammar alone"
 ALL = "grammar, prompt lookup and recycled logits"
-MEMORY = "the same, choices and logits kept from request to request"
+CARRIED = "the same, choices and logits kept from request to request"
 FORCED = "llguidance's forced tokens"
 
 
@@ -156,14 +153,15 @@ class Way:
     """One way of drafting, over all requests.
 
     Attributes:
-        passes, tokens, seconds: of all requests.
-        identical: texts that are those of plain generation.
-        nodes, accepted: draft tokens of all, and of those that a grammar proposed alone.
+        passes, tokens, seconds: sums of all requests.
+        identical: number of texts that equal those of plain generation.
+        nodes, accepted: draft tokens, and accepted draft tokens.
     """
 
     def __init__(self, name: str, tokenizer: Any) -> None:
-        self.name, self._tokenizer = name, tokenizer
-        self.keeps = name == MEMORY
+        self.name = name
+        self._tokenizer = tokenizer
+        self.carries = name == CARRIED
         self._grammars: dict[str, rest_store.Grammar] = {}
         self._logits = rest_store.RecycledLogits()
         self.passes = 0
@@ -178,13 +176,14 @@ class Way:
         lookup = rest_store.PromptLookup()
         if self.name == LOOKUP_AND_LOGITS:
             return [lookup, rest_store.RecycledLogits()]
-        if schema not in self._grammars or not self.keeps:
+        if schema not in self._grammars or not self.carries:
             grammar = rest_store.Grammar.from_json_schema(CASES[schema][0], self._tokenizer)
             self._grammars[schema] = grammar
         grammar = self._grammars[schema]
         if self.name == GRAMMAR:
             return [grammar]
-        return [grammar, lookup, self._logits if self.keeps else rest_store.RecycledLogits()]
+        logits = self._logits if self.carries else rest_store.RecycledLogits()
+        return [grammar, lookup, logits]
 
     def figures(self, plain_seconds: float, requests: int) -> dict[str, Any]:
         """Return the figures of this way."""
@@ -203,18 +202,17 @@ def forced_passes(tokenizer: Any, schema: Schema, output: list[int]) -> int:
     """Return the passes for a text with the tokens that llguidance forces as drafts."""
     grammar = rest_store.Grammar.from_json_schema(schema, tokenizer)
     matcher = grammar.begin()
-    assert isinstance(matcher, LlguidanceMatcher)
+    if not isinstance(matcher, LlguidanceMatcher):
+        raise click.ClickException("the grammar is not one of llguidance")
     position = 0
     passes = 0
     while position < len(output):
         forced = [] if passes == 0 else matcher.forced()
         passes += 1
         taken = 0
-        while (
-            taken < len(forced)
-            and position + taken < len(output)
-            and forced[taken] == output[position + taken]
-        ):
+        for token, written in zip(forced, output[position:], strict=False):
+            if token != written:
+                break
             taken += 1
         for token in output[position : position + taken + 1]:
             matcher.accept(token)
@@ -263,14 +261,14 @@ def main(
 
 def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) -> dict[str, Any]:
     """Return the figures of all ways."""
-    ways = [Way(name, tokenizer) for name in (LOOKUP_AND_LOGITS, GRAMMAR, ALL, MEMORY)]
+    ways = [Way(name, tokenizer) for name in (LOOKUP_AND_LOGITS, GRAMMAR, ALL, CARRIED)]
     passes: list[None] = []
     hook = model.register_forward_pre_hook(lambda *_: passes.append(None))
     plain_seconds = 0.0
     plain_tokens = 0
     forced = 0
-    asked = list(requests(per_schema))
-    for schema, text in asked:
+    chosen = list(requests(per_schema))
+    for schema, text in chosen:
         inputs = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}],
             add_generation_prompt=True,
@@ -309,7 +307,7 @@ def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) ->
             way.nodes += drafted.statistics.drafts.nodes
             way.accepted += drafted.statistics.drafts.accepted
     hook.remove()
-    rows = [
+    table_rows = [
         {"drafts": "none", "M": 1.0, "passes": plain_tokens, "tokens": plain_tokens, "speed": 1.0},
         {
             "drafts": FORCED,
@@ -317,13 +315,13 @@ def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) ->
             "passes": forced,
             "tokens": plain_tokens,
         },
-        *(way.figures(plain_seconds, len(asked)) for way in ways),
+        *(way.figures(plain_seconds, len(chosen)) for way in ways),
     ]
     return {
-        "requests": len(asked),
+        "requests": len(chosen),
         "schemas": len(CASES),
         "plain_seconds": round(plain_seconds, 2),
-        "rows": rows,
+        "rows": table_rows,
     }
 
 

@@ -1,18 +1,22 @@
-"""Compare what builds store with what `transformers` makes of the
-same texts and chats, for a directory of tokenizers.
+"""Compare stored ids with those of `transformers` for texts and chats, by tokenizer.
 
     python benchmarks/check_tokenizers.py TOKENIZERS [--corpus chats.jsonl.gz]
 
-Each directory in TOKENIZERS is one that `AutoTokenizer` loads. One line is printed for each: the
-package that tokenized, how many documents have the ids that `AutoTokenizer` gives to the whole
-text, how many single answers are those of `apply_chat_template`, how many answers of longer chats
-are stored as that shows them when they are last, and what became of a tool call and of reasoning:
-stored, left out or refused. Exits with 1 if any id or answer differs.
+`AutoTokenizer` loads each directory in TOKENIZERS. The script prints a line for each, with
+
+- the package that tokenized;
+- the number of documents whose ids are those of `AutoTokenizer` for the whole text;
+- the number of single answers that are those of `apply_chat_template`;
+- the number of answers of longer chats that are stored as the template shows them in last place;
+- the fate of a tool call and of reasoning: stored, left out or refused.
+
+It exits with 1 if any id or answer differs.
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import logging
 import random
@@ -29,7 +33,7 @@ from build_index.builder import BuildOptions, build
 from build_index.chat_template import TEMPLATE_DATE
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts, Document
-from build_index.readers.conversations import messages_of
+from build_index.readers.conversations import parse_messages
 from build_index.tokenization import TargetTokenizer
 from build_index.tokenization import load_tokenizer as load_target
 from rest_store.datastore.header import separator_id
@@ -77,9 +81,7 @@ def main(tokenizers: Path, corpus: Path | None, chats: int) -> None:
 
 
 def texts() -> list[str]:
-    """Texts of several kinds: the source of the builder, and random
-    strings of characters that tokenizers treat.
-    """
+    """Return texts of several kinds: the builder's source, and random strings of odd characters."""
     source = [
         path.read_text(encoding="utf-8")
         for path in sorted(Path(build_index.__file__).parent.glob("*.py"))
@@ -96,20 +98,18 @@ def texts() -> list[str]:
         "\U0001f469",
         "return ",
     ]
-    return [
-        *source,
-        *("x" + "".join(chance.choices(characters, k=chance.randrange(4, 60))) for _ in range(300)),
-    ]
+    strings = []
+    for _ in range(300):
+        size = chance.randrange(4, 60)
+        strings.append("x" + "".join(chance.choices(characters, k=size)))
+    return [*source, *strings]
 
 
 def corpus_texts(corpus: Path, number: int) -> Iterator[str]:
-    """Texts of the lists in the lines of a file, as UltraChat has them in `data`."""
-    with (
-        gzip.open(corpus, "rt", encoding="utf-8")
-        if corpus.suffix == ".gz"
-        else corpus.open(encoding="utf-8") as file
-    ):
-        for line, _ in zip(file, range(number), strict=False):
+    """Yield the texts of the lists in the lines of a file, which UltraChat has in `data`."""
+    open_file: Any = gzip.open if corpus.suffix == ".gz" else open
+    with open_file(corpus, "rt", encoding="utf-8") as file:
+        for line in itertools.islice(file, number):
             yield from json.loads(line)["data"]
 
 
@@ -120,51 +120,52 @@ def compared(directory: Path, documents: list[str]) -> tuple[str, bool]:
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     loaded = load_tokenizer(tokenizer)
     special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    plain = list(
-        dict.fromkeys(text for text in documents if not any(token in text for token in special))
-    )
-    single, long = chats_of(plain) if tokenizer.chat_template else ([], [])
-    encoder, ids = built(
-        loaded,
-        [*({"text": text} for text in plain), *({"messages": chat} for chat in single + long)],
-    )
+    plain = []
+    for text in dict.fromkeys(documents):
+        if not any(token in text for token in special):
+            plain.append(text)
+    single, long = make_chats(plain) if tokenizer.chat_template else ([], [])
+    records: list[dict[str, Any]] = [{"text": text} for text in plain]
+    records += [{"messages": chat} for chat in single + long]
+    encoder, ids = built(loaded, records)
     stored_ids = iter(ids)
-    equal = sum(
-        next(stored_ids) == tokenizer(text, add_special_tokens=False)["input_ids"] for text in plain
-    )
-    parts, differs = [f"{encoder:<18} texts {equal}/{len(plain)}"], equal < len(plain)
+    equal = 0
+    for text in plain:
+        equal += next(stored_ids) == tokenizer(text, add_special_tokens=False)["input_ids"]
+    line = f"{encoder:<18} texts {equal}/{len(plain)}"
+    differs = equal < len(plain)
     if not tokenizer.chat_template:
-        return f"{parts[0]}, no chat template", differs
+        return f"{line}, no chat template", differs
     equal = sum(next(stored_ids) == rendered(tokenizer, chat, tokenize=True) for chat in single)
-    parts.append(f"answers {equal}/{len(single)}")
+    line += f", answers {equal}/{len(single)}"
     differs |= equal < len(single)
-    decoded = [(str(tokenizer.decode(next(stored_ids))), chat) for chat in long]
-    equal = sum(answer(tokenizer, chat, end) in text for text, chat in decoded for end in (1, 3, 5))
-    parts.append(f"turns {equal}/{3 * len(long)}")
+    equal = 0
+    for chat in long:
+        text = str(tokenizer.decode(next(stored_ids)))
+        equal += sum(answer(tokenizer, chat, end) in text for end in (1, 3, 5))
+    line += f", turns {equal}/{3 * len(long)}"
     differs |= equal < 3 * len(long)
     target = load_target(loaded)
-    parts += [
-        f"{name} {outcome(target, chat)}" for name, chat in (("call", CALL), ("reasoning", THOUGHT))
-    ]
-    return ", ".join(parts), differs
+    line += f", call {outcome(target, CALL)}, reasoning {outcome(target, THOUGHT)}"
+    return line, differs
 
 
-def chats_of(texts: list[str]) -> tuple[list[Chat], list[Chat]]:
+def make_chats(texts: list[str]) -> tuple[list[Chat], list[Chat]]:
     """Return chats of one question and of three, whose answers are texts."""
     pairs = [(f"Q{number}: {text[:40]}", text) for number, text in enumerate(texts[-200:])]
-    single = [
-        [{"role": "user", "content": one}, {"role": "assistant", "content": other}]
-        for one, other in pairs
-    ]
-    long = [
-        single[number] + single[number + 1] + single[number + 2]
-        for number in range(0, len(single) - 2, 3)
-    ]
+    single: list[Chat] = []
+    for question, text in pairs:
+        single.append(
+            [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
+        )
+    long = []
+    for number in range(0, len(single) - 2, 3):
+        long.append(single[number] + single[number + 1] + single[number + 2])
     return single, long
 
 
 def rendered(tokenizer: Any, chat: Chat, *, tokenize: bool = False, prompt: bool = False) -> Any:
-    """Return what the template makes of a chat: its text or its token ids."""
+    """Return a chat as the template renders it: its text or its token ids."""
     date = TEMPLATE_DATE.strftime("%d %b %Y")  # where a template asks for one
     options: dict[str, Any] = {"return_dict": False} if tokenize else {}
     return tokenizer.apply_chat_template(
@@ -173,38 +174,33 @@ def rendered(tokenizer: Any, chat: Chat, *, tokenize: bool = False, prompt: bool
 
 
 def answer(tokenizer: Any, chat: Chat, end: int) -> str:
-    """Return an answer as the template shows it when it is the last
-    turn, up to its end, decoded from its tokens.
-    """
-    text, prompt = (
-        rendered(tokenizer, chat[: end + 1]),
-        rendered(tokenizer, chat[:end], prompt=True),
-    )
+    """Return an answer as the template shows it in last place, decoded from its tokens."""
+    text = rendered(tokenizer, chat[: end + 1])
+    prompt = rendered(tokenizer, chat[:end], prompt=True)
     content = chat[end]["content"].strip()
     place = text.rfind(content)
-    # Some add a further header.
+    # Some templates add a further header, after which the prompt is no beginning of the text.
     own = text[len(prompt) if text.startswith(prompt) else place : place + len(content)]
     return str(tokenizer.decode(tokenizer(own, add_special_tokens=False)["input_ids"])).strip()
 
 
 def outcome(tokenizer: TargetTokenizer, chat: Chat) -> str:
-    """Return what becomes of the call or the reasoning of a chat."""
+    """Return the fate of the call or the reasoning of a chat."""
     counts = CorpusCounts()
-    messages = messages_of(chat, "chat", "messages", counts.left_out)
+    messages = parse_messages(chat, "chat", "messages", counts.left_out)
     tokenizer.encode_counted([Document(messages=messages)], counts)
-    return "refused" if counts.refusal else "left out" if counts.left_out else "stored"
+    if counts.refusal:
+        return "refused"
+    return "left out" if counts.left_out else "stored"
 
 
 def built(tokenizer: LoadedTokenizer, records: list[dict[str, Any]]) -> tuple[str, list[list[int]]]:
-    """Build a datastore of records.
-
-    Return the package that tokenized, and the ids of each document.
-    """
+    """Build a datastore; return the package that tokenized, and the ids of each document."""
     with tempfile.TemporaryDirectory() as place:
-        corpus, out = Path(place) / "corpus.jsonl", Path(place) / "ds"
-        corpus.write_text(
-            "".join(json.dumps(record) + "\n" for record in records), encoding="utf-8"
-        )
+        corpus = Path(place) / "corpus.jsonl"
+        out = Path(place) / "ds"
+        lines = [json.dumps(record) + "\n" for record in records]
+        corpus.write_text("".join(lines), encoding="utf-8")
         summary = build(BuildOptions((CorpusSpec(str(corpus)),), tokenizer, out, memory=4 << 30))
         return summary.encoder, list(stored(out))
 
@@ -213,7 +209,8 @@ def stored(datastore: Path) -> Iterator[list[int]]:
     """Yield the ids of each document of a datastore."""
     for record in Manifest.read(datastore).shards:
         tokens = Shard.open(datastore, record.name).tokens
-        separator, document = separator_id(tokens.header.vocabulary_size), list[int]()
+        separator = separator_id(tokens.header.vocabulary_size)
+        document: list[int] = []
         for symbol in tokens.symbols().tolist():
             if symbol == separator:
                 yield document
@@ -223,6 +220,6 @@ def stored(datastore: Path) -> Iterator[list[int]]:
 
 
 if __name__ == "__main__":
-    # Here, for the whole process: whoever imports this keeps its log.
+    # Here and not above: a program that imports this module has a log of its own.
     logging.disable(logging.WARNING)
     main()

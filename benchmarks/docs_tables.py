@@ -564,9 +564,7 @@ def other_texts_in_memory() -> str:
 
 
 def _remembered(name: str, datastores: bool, nodes: int, group: str, *, joined: bool) -> float:
-    """Return M of the one row of `remember_NAME.json` with
-    one file remembered, or with two joined.
-    """
+    """Return M of the one row of `remember_NAME.json` with one file remembered, or two `joined`."""
     matching = [
         row["M"]
         for row in results(f"remember_{name}")["known"]
@@ -616,13 +614,12 @@ def structured() -> str:
 
 
 def recurrent() -> str:
-    """Speed with drafts of known quality on models with recurrent
-    state, and what a pass costs them.
-    """
+    """Passes, speed with drafts of known quality, and memory of models with recurrent state."""
     figures = results("recurrent")
     rows = []
     for shape, speeds in figures["speed"].items():
-        costs, peaks = figures["pass"][shape], figures["memory"][shape]
+        costs = figures["pass"][shape]
+        peaks = figures["memory"][shape]
         rows.append(
             [
                 f"{shape}, {costs['parameters_m']}M",

@@ -1,18 +1,20 @@
 """Fit the calibration that comes with the package, rest_store/drafting/default.calibration, anew.
 
-Data: greedy outputs of the target model with its top-k (--recordings), answers of other models
-(--answers), and answers of the kind that the chat datastore holds (--chat-answers), replayed with a
-chat datastore built without them (--chat-without); 600 of these went into the package's. Parts 0..6
-of 10 of the first two are fitted to, by the fixed hash of `rest-store calibrate`. In a part of the
-replays a live datastore is among the sources: it holds the recordings before the one that is
-replayed, or all those of other tasks. The recycled logits are new in some of the replays; in the
-others they have learnt from these recordings, as those that sessions share. The trees of steps with
-a live datastore are fitted to the replays with one, those of steps without one to the others. The
-package's are of two fits, with --row-share 0.2 and then with --live-only --trees 700.
+The data are greedy outputs of the target model with its top-k (--recordings), answers of other
+models (--answers), and answers of the kind that the chat datastore holds (--chat-answers), replayed
+with a chat datastore built without them (--chat-without); the package's calibration used 600 of the
+last. Of the first two, folds 0..6 of 10 are fitted to, by the fixed hash of `rest-store calibrate`.
 
-`rest-store bench replay --calibration` shows what it is worth for the other parts. The same data,
-release and --start give the same bytes in any process. The --start of the first was the calibration
-of the release before, that of the second was the first. Takes about 15 GB of memory.
+In some of the replays a live datastore is among the sources: it holds the recordings before the one
+that is replayed, or all recordings of other tasks. The recycled logits are new in some of the
+replays; in the others they have learnt from these recordings, as shared logits do. The trees of
+steps with a live datastore are fitted to the replays with one, and the trees of steps without one
+to the others. The package's calibration has had two fits, with --row-share 0.2 and then with
+--live-only --trees 700. The first began (--start) with the calibration of the release before, the
+second with the result of the first.
+
+`rest-store bench replay --calibration` shows its worth for the other folds. The same data, release
+and --start give the same bytes in any process. A fit takes about 15 GB of memory.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from rest_store.bench.history import (
     Order,
     among_others,
     in_turn,
-    logits_of,
+    learned_logits,
     new_live_datastore,
 )
 from rest_store.bench.measurement_options import every_option, recordings_option
@@ -52,12 +54,12 @@ class Job(NamedTuple):
     """Replays that are recorded.
 
     Attributes:
-        recordings: to replay.
-        sources: of the sessions.
-        order: of the recordings; None: as they are, and no others are known.
-        is_live: whether the live datastore with the known ones is among the sources; their recycled
-            logits are.
-        budgets: nodes, and tokens of the output that count as prompt, of each replay.
+        recordings: the recordings to replay.
+        sources: the sources of the sessions.
+        order: the order of the recordings; None: as they are, without history.
+        is_live: whether the live datastore with the history is among the sources. The recycled
+            logits know the history in any case.
+        budgets: for each replay, nodes and tokens of the output that count as prompt.
     """
 
     recordings: Sequence[Recording]
@@ -73,10 +75,12 @@ _THRICE = ((24, 0), (24, 2), (64, 1))
 
 
 def conversations(path: Path, encode: Encode | None, every: int) -> list[Recording]:
-    """Read the first answer of each n-th conversation in
-    UltraChat's layout: "data": [user, assistant, ...].
+    """Read the first answer of each n-th conversation.
+
+    The file has the layout of UltraChat: "data": [user, assistant, ...].
     """
-    assert encode is not None, "the first datastore keeps no tokenizer"
+    if encode is None:
+        raise click.ClickException("the first datastore has no tokenizer")
     recordings = []
     with gzip.open(path, "rt", encoding="utf-8") as file:
         for line in itertools.islice(file, 0, None, every):
@@ -86,31 +90,31 @@ def conversations(path: Path, encode: Encode | None, every: int) -> list[Recordi
     return recordings
 
 
-def outcome_of(
+def replay_job(
     job: Job, calibration: Calibration, tokenizer: TokenizerIdentity, **options: Any
 ) -> Outcome:
     """Return the outcome of a job's replays with `options` of `replay`."""
     if job.order is None:
         return replay(job.recordings, job.sources, calibration, **options)
+    outcomes = []
     with new_live_datastore(tokenizer) as live:
         sources = [*job.sources, live] if job.is_live else job.sources
-        return Outcome.sum_of(
-            replay([one], with_logits(sources, known), calibration, share_logits=True, **options)
-            for one, known in job.order(job.recordings, live)
-        )
+        for one, known in job.order(job.recordings, live):
+            own = with_logits(sources, known)
+            outcomes.append(replay([one], own, calibration, share_logits=True, **options))
+    return Outcome.from_outcomes(outcomes)
 
 
 def with_logits(sources: Sequence[object], known: Sequence[Recording]) -> list[object]:
-    """Return the sources with recycled logits, if they are among
-    them, that have learnt from the `known` recordings.
-    """
+    """Return the sources; recycled logits among them have learnt from the `known` recordings."""
     return [
-        logits_of(known) if isinstance(source, RecycledLogits) else source for source in sources
+        learned_logits(known) if isinstance(source, RecycledLogits) else source
+        for source in sources
     ]
 
 
 def without_logits(recordings: Sequence[Recording], live: LiveDatastore) -> Known:
-    """As `in_turn`, but the recycled logits are new."""
+    """Order recordings as `in_turn` does, with new recycled logits."""
     return ((recording, ()) for recording, _ in in_turn(recordings, live))
 
 
@@ -178,7 +182,8 @@ def main(
     fit, _ = split(recorded[::every], "fit_default.py")
     fit_answers, _ = split(read_recordings(answers, encode)[::every], "fit_default.py")
     conversation = conversations(chat_answers, encode, every)
-    text, logits = PromptLookup(), RecycledLogits()
+    text = PromptLookup()
+    logits = RecycledLogits()
     full = [text, logits, code, chats]
     frozen = [
         Job(fit, full, budgets=_TWICE),
@@ -209,7 +214,7 @@ def main(
     ]
     provenance = {
         "recordings": [path.name for path in (*recordings, answers, chat_answers)],
-        "prompts": "parts 0..6 of 10 of the first two, all of the third",
+        "prompts": "folds 0..6 of 10 of the first two, all of the third",
         "data": [file_hash(path) for path in (*recordings, answers)],
         "sources": (
             "prompt lookup, recycled logits, both datastores, a live one, and some of these"
@@ -223,11 +228,10 @@ def main(
     }
     calibration = Calibration.default() if start is None else Calibration.load(start)
     options = {"trees": trees, "rate": _RATE, "row_share": row_share}
-    gbdt = (
-        calibration.native.gbdt
-        if live_only
-        else fitted(frozen, calibration, code.tokenizer, **options)
-    )
+    if live_only:
+        gbdt = calibration.native.gbdt
+    else:
+        gbdt = fitted(frozen, calibration, code.tokenizer, **options)
     live_gbdt = fitted(with_live, calibration, code.tokenizer, **options)
     calibration = Calibration(gbdt, provenance=provenance, live_gbdt=live_gbdt)
     calibration.save(out)
@@ -236,13 +240,14 @@ def main(
 def fitted(
     jobs: Sequence[Job], guide: Calibration, tokenizer: TokenizerIdentity, **options: Any
 ) -> bytes:
-    """Return trees that are fitted, with `options` of
-    `fit_calibration`, to jobs that are replayed with `guide`.
+    """Return trees fitted to the replays of jobs, which `guide` guides.
+
+    The `options` are those of `fit_calibration`.
     """
     record: list[tuple[bytes, bytes, bytes]] = []
     for job in jobs:
         for nodes, skip in job.budgets:
-            outcome_of(job, guide, tokenizer, max_nodes=nodes, skip=skip, record=record)
+            replay_job(job, guide, tokenizer, max_nodes=nodes, skip=skip, record=record)
     return fit_calibration(record, **options).native.gbdt
 
 

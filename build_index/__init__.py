@@ -1,13 +1,12 @@
-"""This package is the builder: it makes a datastore of suffix-array shards from corpora.
+"""The builder of rest-store: it turns corpora into a datastore of suffix-array shards.
 
     import build_index
 
-    store = build_index.build("src/", "HuggingFaceTB/SmolLM2-135M-Instruct", "code.ds",
-    include="*.py")
+    tokenizer = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    store = build_index.build("src/", tokenizer, "code.ds", include="*.py")
 
-It needs the extra [build]. Of rest_store it imports `datastore`, `loading` and `errors`.
-`rest_store.build` is the same function, and the commands `rest-build` and `rest-store build` take
-the same options.
+This package stands beside `rest_store` and needs the extra [build]. `rest_store.build` is the same
+function, and the commands `rest-build` and `rest-store build` take the same options.
 """
 
 from __future__ import annotations
@@ -73,23 +72,24 @@ def build(
             each core.
         ray: address of a Ray cluster whose CPUs do the work, or "auto" (needs the extra [ray]);
             None: this machine. All nodes must see corpora and `out`.
-        resume: only go on with an interrupted build, which is an error if there is none, or with
-            other inputs or options; False: go on with it if it is the same, or else begin anew.
+        resume: whether to insist on an interrupted build: it is an error if there is none, or if
+            its inputs or options differ. False: go on with it if it is the same, or else begin
+            anew.
         progress: called with the progress of each stage, a few times a second.
 
     Returns:
         The datastore at `out`, opened. Its `info()` says what was read.
 
     Raises:
-        BuildError: the subclass says what is wrong with corpora, options or `out`.
+        BuildError: corpora, options or `out` are not valid; the subclass names the kind.
         TokenizerLoadError: the tokenizer cannot be loaded.
         MissingExtraError: a package of the extra [build] is missing, or Ray, for `ray`.
 
-    Warns of a corpus of which more than half was left out though no argument asked for it
-    (UserWarning).
+    A UserWarning names each corpus of which more than half was left out though no argument asked
+    for it.
 
-    Whatever happens, `out` holds its old content or the complete datastore. One build at a time in
-    a process.
+    `out` always holds its old content or the complete datastore. A process runs one build at a
+    time.
     """
     from build_index.builder import BuildOptions
     from build_index.builder import build as build_datastore
@@ -116,7 +116,6 @@ def build(
 
 
 def _texts(values: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    return tuple(
-        os.fspath(value)
-        for value in ([values] if isinstance(values, str | os.PathLike) else values)
-    )
+    if isinstance(values, str | os.PathLike):
+        return (os.fspath(values),)
+    return tuple(os.fspath(value) for value in values)

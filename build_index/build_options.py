@@ -11,21 +11,21 @@ from build_index.corpus_spec import CorpusSpec, whole_number
 from rest_store.errors import BuildError, describe
 
 MAX_LOST_SHARE = 0.5
-"""If a greater share of a corpus is lost, of its bytes or of its records, the build warns of it."""
+"""The build warns if it lost a greater share of a corpus's bytes or records."""
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What to build.
+    """The options of a build.
 
-    The attributes are the arguments of `build_index.build`, with `corpora` instead of its first
-    ones.
+    The attributes are the arguments of `build_index.build`; `corpora` stands for `corpus`, `field`,
+    `include`, `exclude`, `max_documents` and `gitignore`.
 
-    The result does not depend on `workers` and `ray`. Small corpora are read by this process, and
-    tokenized by as many threads, if nothing has been tokenized in it before.
+    The result does not depend on `workers` and `ray`. This process reads small corpora itself. It
+    tokenizes them with as many threads, unless it has tokenized before.
 
     Raises:
-        BuildError: no corpus, or something else than a whole number, or one that is out of range.
+        BuildError: there is no corpus, or a number is not whole or out of range.
     """
 
     corpora: tuple[CorpusSpec, ...]
@@ -59,26 +59,27 @@ class BuildSummary:
         skipped_bytes: their bytes, by reason, where they are known.
         largest_skipped: of each reason, the largest: a file, a record, or an error that says what
             is wrong there.
-        lost: share of each corpus that was left out though nothing asked for it, where it is above
-            `MAX_LOST_SHARE`.
-        left_out: number of parts of stored conversations that the datastore does not have, by kind.
-        refusal: the first conversation that the chat template refused, and why; empty: it refused
-            none.
+        lost: share of each corpus that was left out though no option asked for it, where it is
+            above `MAX_LOST_SHARE`.
+        left_out: by kind, how many pieces of stored conversations the datastore lacks.
+        refusal: the first conversation that the chat template refused, with the reason; empty: it
+            refused none.
         split_documents: documents longer than a shard, stored in pieces.
         shards: number of shards.
         resumed_shards: shards that an earlier, interrupted run had tokenized.
-        shard_positions: most tokens and separators of a shard.
+        shard_positions: bound on the tokens and separators of a shard.
         size: bytes of all shard files.
-        workers: processes that read and tokenized; 1: the build's own.
+        workers: processes that read and tokenized; 1: the build's own process.
         encoder: name and version of the package that tokenized.
-        slow_reason: why a slower package than `fastokens` tokenized; empty if that did.
+        slow_reason: the reason that a slower package than `fastokens` tokenized; empty if
+            `fastokens` did.
         seconds: from start to end.
         stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize` and
             `sort`. Their sum may exceed `seconds`: sorting overlaps the other stages, and workers
-            each other.
+            overlap each other.
         memory: the bound on resident memory.
-        peak_memory: peak of the resident memory of the process since it started, and of each worker
-            process.
+        peak_memory: sum of the peaks of resident memory of this process, since it started, and of
+            each worker process.
     """
 
     out: str

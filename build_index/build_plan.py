@@ -1,4 +1,4 @@
-"""The plan of a build: what has to be the same to resume it, and to give the same bytes."""
+"""The plan of a build: its inputs and options. Builds of equal plans give the same bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rest_store.errors import ResumeError, describe
 from rest_store.version import __version__
 
 _SHOWN_DIGITS = 16
-_OF_CORPORA = ("corpora", "corpus files", "shard_positions")
+_CORPUS_NAMES = ("corpora", "corpus files", "shard_positions")
 
 
 def build_plan(
@@ -42,29 +42,36 @@ def build_plan(
 
 
 def _listing(corpus: Corpus, max_bytes: int) -> dict[str, Any]:
-    """Return what changes if a file of a corpus is added, removed or
-    written again, or other files are cut into slices.
+    """Return a summary of the files of a corpus.
+
+    It changes if a file is added, removed or written again, or if other files are cut into slices.
 
     Args:
         corpus: the corpus.
-        max_bytes: of a file that is not cut.
+        max_bytes: size of the largest file that is not cut.
     """
-    sha256, number, cut = hashlib.sha256(), 0, 0
+    sha256 = hashlib.sha256()
+    number = 0
+    cut = 0
     for file in corpus.files(CorpusCounts()):
-        sha256.update(json.dumps([file.relative, file.size, file.version, *file.rows]).encode())
+        sha256.update(
+            json.dumps([file.relative, file.size, file.version, *file.row_files]).encode()
+        )
         number += 1
         cut += file.size > max_bytes
     return {"files": number, "cut": cut, "sha256": sha256.hexdigest()[:_SHOWN_DIGITS]}
 
 
 def require_same_plan(where: Path, unfinished: dict[str, Any], plan: dict[str, Any]) -> None:
-    """Raise ResumeError, which names the first difference, unless
-    an unfinished build has this plan.
+    """Compare the plan of an unfinished build with the plan of this build.
 
     Args:
         where: the directory of the datastore, for the message.
-        unfinished: plan of that build.
-        plan: of this one.
+        unfinished: plan of the unfinished build.
+        plan: plan of this build.
+
+    Raises:
+        ResumeError: the plans differ; the message names the first difference.
     """
     for name, value in plan.items():
         if unfinished.get(name) != value:
@@ -76,27 +83,23 @@ def require_same_plan(where: Path, unfinished: dict[str, Any], plan: dict[str, A
 
 
 def unchanged_corpora(before: dict[str, Any], plan: dict[str, Any]) -> dict[int, int]:
-    """Return the places of corpora that are as in the plan of an
-    unfinished build, with the places that they had there.
+    """Return the numbers of unchanged corpora, each with its number in an unfinished build.
 
-    None are if anything else differs that decides the tokens of a document. If nothing differs at
-    all, there is another reason to begin anew, and none are kept.
+    The result is empty if the plans differ in anything else that decides the tokens of a document.
+    It is also empty if the plans are equal: then the build begins anew for another reason.
     """
     is_same = all(
-        before.get(name) == value for name, value in plan.items() if name not in _OF_CORPORA
+        before.get(name) == value for name, value in plan.items() if name not in _CORPUS_NAMES
     )
     if not is_same or before == plan:
         return {}
     old = list(zip(before["corpora"], before["corpus files"], strict=True))
     places: dict[int, int] = {}
     for place, corpus in enumerate(zip(plan["corpora"], plan["corpus files"], strict=True)):
-        free = (
-            number
-            for number, one in enumerate(old)
-            if one == corpus and number not in places.values()
-        )
-        if (number := next(free, None)) is not None:
-            places[place] = number
+        for number, old_corpus in enumerate(old):
+            if old_corpus == corpus and number not in places.values():
+                places[place] = number
+                break
     return places
 
 
@@ -111,12 +114,10 @@ def text_sha256(text: str) -> str:
 
 
 def template_digest(tokenizer: TargetTokenizer) -> str | None:
-    """Return what stands for the chat template, as its text may be long; None: there is none."""
-    return (
-        None
-        if tokenizer.chat_template is None
-        else f"sha256:{text_sha256(tokenizer.chat_template)}"
-    )
+    """Return the digest of the chat template; None: there is no template."""
+    if tokenizer.chat_template is None:
+        return None
+    return f"sha256:{text_sha256(tokenizer.chat_template)}"
 
 
 def _text(value: object) -> str:
@@ -126,7 +127,7 @@ def _text(value: object) -> str:
 
 
 def _spec_text(spec: dict[str, Any]) -> str:
-    """Return the options of a corpus that are set, or what its files are like."""
+    """Return the options of a corpus that are set, or the summary of its files, as a text."""
     shown = {**spec, "gitignore": "off" if spec.get("gitignore") is False else None}
     shown["texts"] = None if spec.get("texts") == "all" else spec.get("texts")
     names = sorted(shown, key=lambda name: (name != "path", name))

@@ -1,13 +1,13 @@
 """Build a datastore: read, drop duplicates, tokenize, cut into shards, sort, put in place.
 
-    summary = build(BuildOptions((CorpusSpec("src/"),), "HuggingFaceTB/SmolLM2-135M-Instruct",
-    Path("ds")))
+    tokenizer = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    summary = build(BuildOptions((CorpusSpec("src/"),), tokenizer, Path("ds")))
 
 A build has two stages (build_index/stages.py). The first makes a tokens file of each slice of the
 corpora, the second a suffix array for each shard of these tokens. A file appears when it is
-complete, and what is in it depends on corpora and options alone: an interrupted build is resumed by
-making what is not there, to the same bytes. The complete datastore appears at its place in one
-rename.
+complete, and its content depends on corpora and options alone. An interrupted build is resumed by
+making the files that are absent, to the same bytes. The complete datastore appears at its place in
+one rename.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from build_index.output_errors import output_errors
 from build_index.progress import ProgressListener
 from build_index.ray_workers import RayWorkers, connected
 from build_index.readers.parquet import HeldAtOnceError
-from build_index.readers.unread import reason_text
+from build_index.readers.unreadable_files import reason_text
 from build_index.shard_tokens import ShardTokens
 from build_index.size import MIB
 from build_index.slices import Setup
 from build_index.stages import Stages
-from build_index.staging import Staging, final_place, kept_shards
+from build_index.staging import Staging, final_place, finished_shards
 from build_index.target_tokenizer import EncoderError
-from build_index.tokenization import TargetTokenizer, load_tokenizer, loaded_apart
-from build_index.workers import Processes, Workers, limit_threads, usable_cores, useful_processes
+from build_index.tokenization import TargetTokenizer, load_in_process, load_tokenizer
+from build_index.workers import Processes, Workers, limit_threads, usable_cores, worker_count
 from rest_store.datastore.available_memory import available_bytes
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
@@ -66,7 +66,7 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
     """Build a datastore.
 
     Args:
-        options: what to build.
+        options: the options of the build.
         progress: called with the progress of each stage, by this thread, a few times a second.
 
     Raises:
@@ -80,9 +80,9 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         WorkerError: a worker process ends, or the cluster cannot do the build.
         MissingExtraError: a package of the extra [build] is missing, or Ray, for `options.ray`.
 
-    Whatever happens, even if the process is killed, `options.out` holds its old content or the
-    complete datastore. What an interrupted build has made is kept beside it: the next one of the
-    same inputs and options goes on with it, and any other removes it. Not thread-safe, since
+    `options.out` always holds its old content or the complete datastore, even if the process is
+    killed. The files of an interrupted build stay beside it: the next build of the same inputs and
+    options goes on with them, and any other build removes them. Not thread-safe, since
     `options.workers` acts on the whole process.
     """
     start = time.perf_counter()
@@ -97,15 +97,15 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         if options.ray is not None:
             stack.enter_context(connected(options.ray))
         tokenizer = load_tokenizer(
-            loaded_apart(options.tokenizer), chat_template=options.chat_template
+            load_in_process(options.tokenizer), chat_template=options.chat_template
         )
         if any(corpus.reader in ("parquet", "arrow") for corpus in corpora):
             import pyarrow.parquet  # noqa: F401 - before the memory is divided, too
         staging = stack.enter_context(Staging(options.out))
         load_seconds = time.perf_counter() - start
         summary = _build_or_resume(options, corpora, tokenizer, staging, progress)
-    seconds, stages = time.perf_counter() - start, {"load": load_seconds, **summary.stage_seconds}
-    return replace(summary, seconds=seconds, stage_seconds=stages)
+    stages = {"load": load_seconds, **summary.stage_seconds}
+    return replace(summary, seconds=time.perf_counter() - start, stage_seconds=stages)
 
 
 def _build_or_resume(
@@ -117,7 +117,7 @@ def _build_or_resume(
 ) -> BuildSummary:
     """Go on with the unfinished build if it is the same, or else begin anew.
 
-    So, too, if `fastokens` is wrong.
+    If `fastokens` gives wrong tokens, the build begins anew with `tokenizers`.
     """
     unfinished = staging.unfinished_plan()
     if unfinished is None and options.resume:
@@ -158,7 +158,7 @@ def _build(
     """Build; `unfinished` is the plan of the build to resume, None: build from the beginning."""
     positions = options.shard_tokens
     if positions is None and unfinished is not None and (options.resume or options.memory is None):
-        positions = unfinished.get("shard_positions")  # the free memory is another one each time
+        positions = unfinished.get("shard_positions")  # the free memory differs from run to run
     planned = _memory_planner(options, corpora, tokenizer)
     budget = _memory_budget(options)
     try:
@@ -172,7 +172,7 @@ def _build(
         staging.start(plan, unchanged_corpora(staging.unfinished_plan() or {}, plan))
     else:
         require_same_plan(staging.out, unfinished, plan)
-    resumed_shards = kept_shards(staging.out)
+    resumed_shards = finished_shards(staging.out)
     for corpus in corpora:
         corpus.held_bytes = memory.decoder_bytes
     vocabulary_size = tokenizer.identity.vocabulary_size
@@ -192,8 +192,8 @@ def _build(
                     for name in names
                 )
         except HeldAtOnceError as error:
-            # With --resume, the shards keep their size, and without it they may be larger with more
-            # memory.
+            # With --resume, the shards keep their size. Without it, more memory may make them
+            # larger.
             sizes = {positions, memory.shard_positions}
             sufficient = max(
                 sufficient_budget(planned, budget, size, error.needed) for size in sizes
@@ -206,9 +206,8 @@ def _build(
         except DatastoreError as error:
             if unfinished is None:
                 raise
-            problem, expected = f"damaged ({error})", "intact; or build without --resume"
             raise ResumeError(
-                describe(staging.path, "unfinished build", problem, expected)
+                f"{staging.path}: the unfinished build is damaged ({error}); build without --resume"
             ) from error
     if not shards:
         staging.discard()
@@ -270,23 +269,24 @@ def _memory_budget(options: BuildOptions) -> int:
 def _memory_planner(
     options: BuildOptions, corpora: list[Corpus], tokenizer: TargetTokenizer
 ) -> MemoryPlanner:
-    """Return what divides a budget for shards of so many positions; None: as many as fit."""
-    most = options.workers or usable_cores()
-    workers = 0 if options.ray is not None else useful_processes(most, corpora)
-    process, vocabulary_size = resident_bytes(), tokenizer.identity.vocabulary_size
-    return lambda budget, positions: plan_memory(
-        budget, process, vocabulary_size, positions, most, workers
-    )
+    """Return a function that divides a budget for shards of so many positions; None: that fit."""
+    max_workers = options.workers or usable_cores()
+    workers = 0 if options.ray is not None else worker_count(max_workers, corpora)
+    process_bytes = resident_bytes()
+    vocabulary_size = tokenizer.identity.vocabulary_size
+
+    def planned(budget: int, positions: int | None) -> MemoryPlan:
+        return plan_memory(budget, process_bytes, vocabulary_size, positions, max_workers, workers)
+
+    return planned
 
 
 def _workers(options: BuildOptions, setup: Setup, memory: MemoryPlan) -> Workers:
     if options.ray is not None:
         return RayWorkers(setup, options.workers, memory.shard)
-    return (
-        Processes(setup, memory.workers, memory.sorts)
-        if memory.workers
-        else Workers(setup, memory.sorts)
-    )
+    if memory.workers:
+        return Processes(setup, memory.workers, memory.sorts)
+    return Workers(setup, memory.sorts)
 
 
 def _manifest(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
 """The date that templates see: Llama 3's default."""
 _VARIABLES = {"tools": None, "documents": None}
-# Of turns it cannot use.
+# A template raises these for turns that it cannot use.
 _ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -86,7 +86,7 @@ class ChatTemplate:
 
 
 def read_template(template: str) -> str:
-    """Return a Jinja text as it is (it holds a brace), or that of the file named.
+    """Return a Jinja text as it is (it holds a brace), or the text of the file with this name.
 
     Raises:
         TokenizerLoadError: the file cannot be read as UTF-8.
@@ -97,11 +97,9 @@ def read_template(template: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        problem = (
-            "not UTF-8"
-            if isinstance(error, UnicodeDecodeError)
-            else f"not readable ({error.strerror})"
-        )
+        problem = "not UTF-8"
+        if isinstance(error, OSError):
+            problem = f"not readable ({error.strerror})"
         expected = "a UTF-8 file or a Jinja template"
         raise TokenizerLoadError(describe(path, "chat template", problem, expected)) from error
 

@@ -27,7 +27,7 @@ _HELP = """Build a datastore from corpora.
 DIR appears when the datastore is complete. An old datastore at DIR stays unchanged until then.
 
 Exit status: 0, or 1 after an error, 2 for wrong options, 130 after Ctrl-C; 3 if the
-datastore is complete, but more than half of a corpus was left out that no option left out.
+datastore is complete, but lacks more than half of a corpus though no option asked for that.
 
 \b
 Example:
@@ -39,9 +39,7 @@ _LOST_STATUS = 3  # the datastore is complete, but most of a corpus is not in it
 
 
 def memory_size(text: str) -> int:
-    """Return the bytes of a size with K, M, G or T for
-    powers of 1,024, or fail with a usage error.
-    """
+    """Return the bytes of a size with K, M, G or T for powers of 1,024, or fail as click does."""
     try:
         return parse_size(text)
     except MemoryBudgetError as error:
@@ -61,9 +59,9 @@ def memory_size(text: str) -> int:
     multiple=True,
     required=True,
     help=(
-        "What the datastore is built of: a file (text, JSON, JSONL, CSV, parquet, Arrow, archives,"
-        " SQLite, also compressed), a directory, or the address of one (s3://, gs://,"
-        " hf://datasets/...). Repeatable."
+        "Text for the datastore: a file (text, JSON, JSONL, CSV, parquet, Arrow, archives, SQLite,"
+        " also compressed), a directory, or the address of one (s3://, gs://, hf://datasets/...)."
+        " Repeatable."
     ),
 )
 @click.option(
@@ -81,8 +79,7 @@ def memory_size(text: str) -> int:
     required=True,
     type=PATH,
     help=(
-        "Where the result is written: the datastore's directory; an old datastore there is"
-        " replaced."
+        "Destination of the result: the datastore's directory; an old datastore there is replaced."
     ),
 )
 @click.option(
@@ -106,7 +103,7 @@ def memory_size(text: str) -> int:
     show_default="one for each core",
     help=(
         "How many processes share the work: at most so many read and tokenize, and at most so many"
-        " shards are sorted at once, memory permitting. The result does not depend on it."
+        " shards are sorted at once; memory may allow fewer. The result does not depend on it."
     ),
 )
 @click.option(
@@ -122,7 +119,7 @@ def memory_size(text: str) -> int:
 @click.option(
     "--resume",
     is_flag=True,
-    help="Fail unless there is an interrupted build of this to go on with.",
+    help="Go on with an interrupted build, and fail if there is none of these corpora and options.",
 )
 @corpus_options
 @json_option
@@ -171,16 +168,18 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
             yield
             return
         except KeyboardInterrupt:
-            message, status = "interrupted" + _resume_hint(out), _INTERRUPTED_STATUS
+            message = "interrupted" + _resume_hint(out)
+            status = _INTERRUPTED_STATUS
         except (RestStoreError, OSError) as error:
-            # It says itself what to do.
+            # A ResumeError says itself what to do.
             hint = "" if isinstance(error, ResumeError) else _resume_hint(out)
             if hint and isinstance(error, CorpusError):
                 hint = (
-                    " (what is made of other corpora is kept: mend this one or leave it out, and"
-                    " build again)"
+                    " (the work on other corpora is kept: mend this one or leave it out, and build"
+                    " again)"
                 )
-            message, status = str(error) + hint, 1
+            message = str(error) + hint
+            status = 1
         click.echo(f"Error: {one_line(message)}", err=True)
         context.exit(status)
 
@@ -196,7 +195,7 @@ def _resume_hint(out: Path) -> str:
 
 def summary_text(summary: BuildSummary) -> str:
     """Return the summary for people: a few lines."""
-    from build_index.left_out import left_out_texts, parts_text
+    from build_index.omissions import omissions_text, skipped_texts
     from build_index.progress import clock
 
     notes = [f"{counted(summary.duplicates, 'exact duplicate')} dropped"]
@@ -206,7 +205,7 @@ def summary_text(summary: BuildSummary) -> str:
     )
     processes = f", in {summary.workers} processes" if summary.workers > 1 else ""
     slow = f"; slower, as {summary.slow_reason}" if summary.slow_reason else ""
-    rows = {
+    facts = {
         "datastore": well_formed(summary.out),
         "documents": f"{summary.documents:,} ({', '.join(notes)})",
         "tokens": f"{summary.tokens:,} (by {summary.encoder}{processes}{slow})",
@@ -220,12 +219,12 @@ def summary_text(summary: BuildSummary) -> str:
             f"{size_text(summary.peak_memory)} at the peak, limit {size_text(summary.memory)}"
         ),
     }
-    lines = list(rows.items())
+    lines = list(facts.items())
     names = ["left out", *[""] * len(summary.skipped)]
-    left_out = left_out_texts(summary.skipped, summary.skipped_bytes, summary.largest_skipped)
-    lines[2:2] = list(zip(names, left_out, strict=False))
+    skipped = skipped_texts(summary.skipped, summary.skipped_bytes, summary.largest_skipped)
+    lines[2:2] = list(zip(names, skipped, strict=False))
     if summary.left_out:
-        lines.append(("not stored", parts_text(summary.left_out)))
+        lines.append(("not stored", omissions_text(summary.left_out)))
     if summary.refusal:
         lines.append(("refused", summary.refusal))
     return "\n".join(f"{name:<10} {text}" for name, text in lines)

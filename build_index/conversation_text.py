@@ -4,7 +4,7 @@ A template shows an answer in two ways: as the last turn, which is how the model
 history, once a later turn follows. Templates of reasoning models leave thoughts out of the history,
 and some end the last turn otherwise. So an answer is taken from the conversation that ends with it:
 
-    prompt, answer 1 as the last turn, what came between, answer 2 as the last turn, ...
+    prompt, answer 1 as the last turn, the turns between, answer 2 as the last turn, ...
 
 Messages have several forms, of which a template may refuse some or show them wrongly: content that
 is null or empty, arguments of a call as an object or as its JSON text, reasoning in a field of one
@@ -27,28 +27,36 @@ from build_index.chat_template import ChatTemplate, RefusalError
 from build_index.documents import Message
 from rest_store.errors import CorpusError, describe
 
-CALLS, REASONING, TEXTS = "tool calls", "reasoning texts", "message texts"
-"""What a template may leave out of a message."""
+# Pieces that a template may leave out of a message.
+CALLS = "tool calls"
+REASONING = "reasoning texts"
+TEXTS = "message texts"
 
-_NAMES, _ONE_NAME, _PART, _PARTS = "names", "one name", "part", "parts"  # how reasoning is given
+# Forms of reasoning: in a field of all names, in one of one name, as a content item whose thinking
+# is a text, or as one whose thinking is a list.
+_NAMES = "names"
+_ONE_NAME = "one name"
+_ITEM = "item"
+_LIST_ITEM = "list item"
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 _SHOWN_WRONGLY = re.compile(r"""'type': 'thinking'|"type": "thinking"|</think>\s*<think>""")
-"""Parts that a template writes as they are, or reasoning behind that which it writes itself."""
-_OPENING, _CLOSING = "<think>", "</think>"
+"""A content item written as it is, or reasoning behind an empty one of the template."""
+_OPENING = "<think>"
+_CLOSING = "</think>"
 _COMPARED = 64  # characters that tell whether a text is shown
 _CERTAIN = 16  # characters of an answer that tell where it stands
 _CALLS_COMPARED = 64
 _PLACES = 64
 _STABLE = 4  # answers of a kind that tell how a template treats others
-# Characters rendered for one conversation; what follows is stored as history shows it.
+# Characters rendered for one conversation; later turns are stored as history shows them.
 _MAX_EFFORT = 1 << 25
-_TURN = 512  # characters as which a turn counts at least
+_TURN = 512  # least characters that a turn counts as
 _SEARCHED = 16  # characters searched take the time of one that is rendered
 _MAX_CONTROL_LENGTH = 256
 
 
 class ConversationError(CorpusError):
-    """A conversation that its chat template refuses; the message names it, and says why."""
+    """A conversation that its chat template refuses; the message names it, with the reason."""
 
 
 Shape: TypeAlias = tuple[bool, bool, bool, bool]
@@ -61,8 +69,8 @@ class Form(NamedTuple):
         null: whether content that is null stays so; otherwise it is an empty text.
         converted: whether arguments that are the JSON text of an object become the object, and the
             reverse.
-        reasoning: under which names, or in which kind of part.
-        split: whether reasoning that stands in the content is given apart from it.
+        reasoning: `_NAMES`, `_ONE_NAME`, `_ITEM` or `_LIST_ITEM`.
+        split: whether reasoning that stands in the content gets a field of its own.
     """
 
     null: bool = True
@@ -72,7 +80,7 @@ class Form(NamedTuple):
 
 
 class Turn:
-    """A message, and what a template gets of it.
+    """A message, and the fields that a template gets for it.
 
     Args:
         message: as readers of corpora make it.
@@ -102,7 +110,8 @@ class Turn:
             fields["tool_calls"] = self.calls(form)
         if form.split and self.has_inline_thought:
             opened, _, answer = self.content.rpartition(_CLOSING)
-            reasoning, content = opened.rpartition(_OPENING)[2].strip("\n"), answer.lstrip("\n")
+            reasoning = opened.rpartition(_OPENING)[2].strip("\n")
+            content = answer.lstrip("\n")
             return fields | {"content": content} | dict.fromkeys(_REASONING_NAMES, reasoning)
         if not self.reasoning:
             return fields
@@ -110,18 +119,13 @@ class Turn:
             return fields | dict.fromkeys(_REASONING_NAMES, self.reasoning)
         if form.reasoning == _ONE_NAME:
             return fields | {_REASONING_NAMES[0]: self.reasoning}
-        text = {"type": "text", "text": self.content}
-        thought = (
-            self.reasoning
-            if form.reasoning == _PART
-            else [{"type": "text", "text": self.reasoning}]
-        )
-        return fields | {
-            "content": [
-                {"type": "thinking", "thinking": thought},
-                *([text] if self.content else []),
-            ]
-        }
+        thought: Any = self.reasoning
+        if form.reasoning == _LIST_ITEM:
+            thought = [{"type": "text", "text": self.reasoning}]
+        content_items: list[Any] = [{"type": "thinking", "thinking": thought}]
+        if self.content:
+            content_items.append({"type": "text", "text": self.content})
+        return fields | {"content": content_items}
 
     def calls(self, form: Form) -> Any:
         """Return the calls of tools in one form."""
@@ -145,14 +149,12 @@ class Turn:
 
     @property
     def answer(self) -> str:
-        """The content without its reasoning, if that stands in it,
-        and without white space around it.
-        """
+        """The content without reasoning that stands in it, and without white space around it."""
         return self.content.rpartition(_CLOSING)[2].strip()
 
     @cached_property
     def shape(self) -> Shape:
-        """What templates may tell answers apart by."""
+        """The properties by which templates may tell answers apart."""
         return self.has_calls, bool(self.answer), bool(self.reasoning), self.has_inline_thought
 
     def ends_in(self, text: str, form: Form) -> bool:
@@ -185,8 +187,8 @@ class ConversationWriter:
 
     Attributes:
         template: that of the model.
-        controls: finds the texts of control tokens in what the template returns.
-        sealed: replaces them in what a message holds, so that they are text.
+        controls: finds the texts of control tokens in the output of the template.
+        sealed: replaces them in a message, so that they are text.
 
     Thread-safe.
     """
@@ -201,7 +203,7 @@ class ConversationWriter:
         Args:
             messages: oldest first.
             origin: where it comes from, for messages.
-            left_out: counts what the template shows in no form.
+            left_out: counts the pieces that the template shows in no form.
 
         Raises:
             ConversationError: the template refuses the conversation.
@@ -222,8 +224,7 @@ class ConversationWriter:
         return _Writing(self, turns, form, history, left_out).answer()
 
     def history(self, messages: Sequence[Message], origin: str) -> str:
-        """Return a conversation as the template shows it once: all
-        answers but the last one are history.
+        """Return a conversation as one rendering shows it: answers but the last are history.
 
         Raises:
             ConversationError: the template refuses the conversation.
@@ -231,16 +232,14 @@ class ConversationWriter:
         return self._shown(messages, origin)[2]
 
     def _shown(self, messages: Sequence[Message], origin: str) -> tuple[list[Turn], Form, str]:
-        """Return the turns, the form that is shown best, and the
-        text of the conversation in that form.
-        """
+        """Return the turns, the form that is shown best, and the conversation's text in it."""
         try:
             turns = [Turn(message, self.sealed) for message in messages]
             form, text = self._best_form(turns)
         except (RefusalError, RecursionError) as error:
-            roles = ", ".join(role for role, *_ in messages[:4]) + (
-                ", ..." if len(messages) > 4 else ""
-            )
+            roles = ", ".join(role for role, *_ in messages[:4])
+            if len(messages) > 4:
+                roles += ", ..."
             problem = f"refused by the chat template ({error})"
             raise ConversationError(
                 describe(origin, f"a conversation ({roles})", problem, "valid turns")
@@ -248,8 +247,7 @@ class ConversationWriter:
         return turns, form, text
 
     def _best_form(self, turns: list[Turn]) -> tuple[Form, str]:
-        """Return the first form in which the template shows all, or
-        else the one with the fewest faults.
+        """Return the first form in which the template shows all, or the one with fewest faults.
 
         Raises:
             RefusalError: of the first form, if all are refused.
@@ -275,8 +273,7 @@ class ConversationWriter:
             if best is not None:
                 break
         if best is None:
-            assert refusal is not None
-            raise refusal
+            raise refusal or RefusalError("no form of the conversation was tried")
         _, form, text = best
         return self._with_reasoning(turns, thinking[-1], form, text) if thinking else (form, text)
 
@@ -288,16 +285,15 @@ class ConversationWriter:
         `last`: a turn that has some.
         """
         thought = turns[last].thought[:_COMPARED]
-        others = [form._replace(reasoning=_PART), form._replace(reasoning=_PARTS)]
+        others = [form._replace(reasoning=_ITEM), form._replace(reasoning=_LIST_ITEM)]
         if turns[last].has_inline_thought:
             others = [form._replace(split=True)]
         for other in (form, *others):
             with suppress(RefusalError):
-                shown = (
-                    text
-                    if other is form and last == len(turns) - 1
-                    else self.render(turns[: last + 1], other)
-                )
+                if other is form and last == len(turns) - 1:
+                    shown = text
+                else:
+                    shown = self.render(turns[: last + 1], other)
                 if thought in shown and not _SHOWN_WRONGLY.search(shown):
                     return other, text if other is form else self.render(turns, other)
         return form, text
@@ -306,9 +302,11 @@ class ConversationWriter:
         """Return the number of ways in which the template shows calls and null content wrongly."""
         faults = 0
         if any(turn.has_calls for turn in turns):
-            calls = [call for turn in turns if turn.has_calls for call in _calls(turn.calls(form))][
-                :_CALLS_COMPARED
-            ]
+            calls: list[Any] = []
+            for turn in turns:
+                if turn.has_calls:
+                    calls += _calls(turn.calls(form))
+            calls = calls[:_CALLS_COMPARED]
             faults += any(_is_mangled(call, text) for call in calls)
             faults += not all(_is_shown(call, text) for call in calls)
         if form.null and "None" in text and any(turn.is_null for turn in turns):
@@ -330,7 +328,7 @@ class _Writing:
         turns: of this one.
         form: in which the template gets them.
         history: the text of all turns.
-        left_out: counts what the template does not show.
+        left_out: counts the pieces that the template does not show.
     """
 
     def __init__(
@@ -390,7 +388,7 @@ class _Writing:
         return before, added
 
     def _runs(self, answers: list[int]) -> Iterator[list[int]]:
-        """Yield answers in lists of those that are alike and that no user spoke between."""
+        """Yield answers in lists: neighbours that are alike, with no user's turn between them."""
         run: list[int] = []
         for index in answers:
             if run:
@@ -405,10 +403,10 @@ class _Writing:
             yield run
 
     def _append_run(self, run: list[int], stable: Counter[Shape]) -> None:
-        """Append answers that are alike, and all before them.
+        """Append answers that are alike, and all turns before them.
 
-        Rendering a conversation once for each answer takes a time that grows with the square of
-        their number. So if some answers of a kind were the same text once they were history, others
+        Rendering a conversation once for each answer takes time that grows with the square of their
+        number. So once some answers of a kind had the same text as history, the others of that kind
         are not rendered one by one.
         """
         shape = self._turns[run[0]].shape
@@ -439,9 +437,9 @@ class _Writing:
         return rendered
 
     def _append(self, end: int, rendered: str) -> None:
-        """Append what a rendering has after the text so far.
+        """Append the rest of a rendering after the text so far.
 
-        It ends with the answer `end`, or with the last turn.
+        The rendering ends with the answer `end`, or with the last turn.
         """
         before, added = self._added(rendered, end)
         self._count_history(end, before + added)
@@ -454,10 +452,10 @@ class _Writing:
     # --- Where a rendering goes on ----------------------------------------------------------------
 
     def _added(self, rendered: str, end: int) -> tuple[str, str]:
-        """Return what a rendering has after the text so far: up to an
-        answer, as far as that is known, and from there.
+        """Return the rest of a rendering after the text so far, in two pieces.
 
-        Shortens the text by what the rendering does not have.
+        The first piece reaches up to an answer, as far as that is known; the second one begins
+        there. The method removes from the text the end that the rendering does not have.
         """
         if rendered.startswith(self._base):
             return "", rendered[len(self._base) :]
@@ -482,13 +480,13 @@ class _Writing:
         return before.removesuffix(prompt[same:]), rendered[same:]
 
     def _after_answer(self, rendered: str) -> int | None:
-        """Return where a rendering has the end of the last answer as the text so far has it.
+        """Return the place in a rendering behind the last answer of the text so far.
 
-        None: it has another.
+        None: the rendering ends that answer in another way.
         """
         same = self._same(self._base, rendered)
-        # An answer that ends all is another one.
-        tail, history = self._base[same:], rendered[same:-1]
+        tail = self._base[same:]
+        history = rendered[same:-1]  # without its end: an answer there is another one
         size = _longest_suffix(tail, history)
         suffix = tail[len(tail) - size :]
         if not self._turns[self._done - 1].ends_in(suffix, self._form):
@@ -498,13 +496,14 @@ class _Writing:
     def _place(self, rendered: str) -> int:
         """Return where a rendering goes on after the text so far.
 
-        Shortens that by what the rendering does not have.
+        The method removes from the text the end that the rendering does not have.
         """
         base = self._base
         same = self._same(base, rendered)
         if same == len(base):
             return same
-        tail, history = base[same:], rendered[same:]
+        tail = base[same:]
+        history = rendered[same:]
         if rendered.endswith(tail):  # the template always ends with the beginning of an answer
             self._text = self._text.removesuffix(tail)
             return same
@@ -512,7 +511,7 @@ class _Writing:
         if size >= _CERTAIN:
             return same + history.rfind(tail[len(tail) - size :]) + size
         answer = self._turns[self._done - 1].answer
-        place = self._end_of(answer, base, same, history) if answer else None
+        place = self._answer_end(answer, base, same, history) if answer else None
         if place is None:
             return same  # the turn stands there once more, as history
         end = base.rfind(answer) + len(answer)
@@ -521,12 +520,13 @@ class _Writing:
         ending = self._writer.controls.match(history, place)
         written = self._writer.controls.match(base, end)
         if ending is not None and written is not None and ending[0] != written[0]:
-            place = ending.end()  # the end of the turn, which has another token there
+            place = ending.end()  # history ends the turn with another token
         return same + place
 
     def _same(self, first: str, second: str) -> int:
         """Return the length of the common beginning, in which no control token is cut."""
-        low, high = 0, min(len(first), len(second))
+        low = 0
+        high = min(len(first), len(second))
         while low < high:
             middle = (low + high + 1) // 2
             if first[low:middle] == second[low:middle]:
@@ -544,7 +544,7 @@ class _Writing:
                 return match.start()
         return place
 
-    def _end_of(self, answer: str, base: str, same: int, history: str) -> int | None:
+    def _answer_end(self, answer: str, base: str, same: int, history: str) -> int | None:
         """Return where the last answer in the history ends; None: it is not there."""
         if base.endswith(answer, 0, same):
             return 0
@@ -558,17 +558,17 @@ class _Writing:
         place = history.find(answer)
         return None if place < 0 else place + len(answer)
 
-    # --- What a template leaves out ---------------------------------------------------------------
+    # --- Pieces that a template leaves out --------------------------------------------------------
 
     def _count_history(self, end: int, added: str) -> None:
-        """Count what is not shown of the answers before the one that is added."""
+        """Count the pieces that are not shown of the answers before the one that is added."""
         place = 0
-        of_kinds: dict[Shape, Counter[str]] = {}
+        absent_by_shape: dict[Shape, Counter[str]] = {}
         for turn in self._turns[self._done : end]:
             if not turn.is_assistant or not _holds_more(turn):
                 continue
-            if self._effort > _MAX_EFFORT and turn.shape in of_kinds:
-                self._left_out.update(of_kinds[turn.shape])
+            if self._effort > _MAX_EFFORT and turn.shape in absent_by_shape:
+                self._left_out.update(absent_by_shape[turn.shape])
                 continue
             before = self._left_out.copy()
             shown = added.find(turn.answer[:_COMPARED], place)
@@ -576,11 +576,10 @@ class _Writing:
             thought = added.find(turn.thought[:_COMPARED], place, shown if shown > place else None)
             self._left_out[REASONING] += thought < 0
             self._absent_calls(turn, added, place)
-            self._effort += (
-                max(thought, shown, place) - place if thought >= 0 else len(added)
-            ) // _SEARCHED
+            searched = max(thought, shown, place) - place if thought >= 0 else len(added)
+            self._effort += searched // _SEARCHED
             place = max(place, shown)
-            of_kinds[turn.shape] = self._left_out - before
+            absent_by_shape[turn.shape] = self._left_out - before
         self._left_out += Counter()  # without zeros
 
     def _absent_calls(self, turn: Turn, text: str, begin: int = 0) -> int:
@@ -591,12 +590,13 @@ class _Writing:
         return absent
 
     def _completed(self, end: int, rendered: str, before: str, added: str) -> tuple[str, str]:
-        """Return what is added, with the reasoning that the model must have written.
+        """Return both pieces that are added, with the reasoning that the model must have written.
 
-        Count what the template lacks.
+        The method counts the pieces that the template does not show.
         """
         turn = self._turns[end]
-        thought, answer = turn.thought, turn.answer
+        thought = turn.thought
+        answer = turn.answer
         shows_thought = bool(thought) and thought[:_COMPARED] in added
         if thought and not shows_thought:
             completed = self._with_thought(turn, end, rendered)
@@ -613,7 +613,7 @@ class _Writing:
         return before, added
 
     def _with_thought(self, turn: Turn, end: int, rendered: str) -> tuple[str, str] | None:
-        """Return what is added if the model wrote its reasoning after the prompt.
+        """Return the pieces to add if the model wrote its reasoning after the prompt.
 
         None: that is not known.
         """
@@ -633,9 +633,7 @@ class _Writing:
         return prompt[self._place(prompt) :], written.rstrip() + ending
 
     def _without_turn(self, end: int, rendered: str, before: str, added: str) -> tuple[str, str]:
-        """Return what is added, without a turn of which the
-        template shows nothing but its beginning and end.
-        """
+        """Return the pieces to add without a turn of which only beginning and end are shown."""
         shorter = self._render(end)
         if shorter is None:
             return before, added
@@ -645,7 +643,7 @@ class _Writing:
 
 
 def _holds_more(turn: Turn) -> bool:
-    """Whether a message holds what templates leave out: calls of tools, or reasoning."""
+    """Whether a message holds pieces that templates leave out: calls of tools, or reasoning."""
     return turn.has_calls or bool(turn.reasoning) or _CLOSING in turn.content
 
 
@@ -668,9 +666,7 @@ def _is_shown(call: Any, text: str, begin: int = 0) -> bool:
 
 
 def _is_mangled(call: Any, text: str) -> bool:
-    """Whether a text has the arguments of a call as a JSON text in
-    JSON, or as Python writes an object.
-    """
+    """Whether a text has the arguments of a call as JSON text in JSON, or as a Python object."""
     arguments = _function(call).get("arguments")
     if isinstance(arguments, str):
         return json.dumps(arguments, ensure_ascii=False) in text
@@ -678,7 +674,7 @@ def _is_mangled(call: Any, text: str) -> bool:
 
 
 def _object(arguments: Any) -> Mapping[str, Any] | None:
-    """Return arguments as an object; None: they are none."""
+    """Return arguments as an object; None: they are no object."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -688,35 +684,29 @@ def _object(arguments: Any) -> Mapping[str, Any] | None:
 
 
 def _with_converted_arguments(calls: Any) -> Any:
-    """Return calls whose arguments are objects where they were JSON
-    texts of objects, and the reverse.
-    """
-
-    def converted() -> Iterator[Any]:
-        for call in _calls(calls):
-            function = _function(call)
-            arguments = function.get("arguments")
-            if isinstance(arguments, str):
-                other: Any = _object(arguments)
-            else:
-                other = (
-                    json.dumps(arguments, ensure_ascii=False)
-                    if isinstance(arguments, Mapping)
-                    else None
-                )
-            if other is None:
-                yield call
-            elif function is call:
-                yield {**call, "arguments": other}
-            else:
-                yield {**call, "function": {**function, "arguments": other}}
-
-    return list(converted())
+    """Return calls with JSON texts of arguments as objects, and objects as JSON texts."""
+    converted = []
+    for call in _calls(calls):
+        function = _function(call)
+        arguments = function.get("arguments")
+        other: Any = None
+        if isinstance(arguments, str):
+            other = _object(arguments)
+        elif isinstance(arguments, Mapping):
+            other = json.dumps(arguments, ensure_ascii=False)
+        if other is None:
+            converted.append(call)
+        elif function is call:
+            converted.append({**call, "arguments": other})
+        else:
+            converted.append({**call, "function": {**function, "arguments": other}})
+    return converted
 
 
 def _longest_suffix(text: str, other: str) -> int:
     """Return the length of the longest end of `text` that occurs in `other`."""
-    low, high = 0, min(len(text), len(other))
+    low = 0
+    high = min(len(text), len(other))
     while low < high:
         middle = (low + high + 1) // 2
         if text[len(text) - middle :] in other:

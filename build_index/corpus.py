@@ -3,7 +3,7 @@
     corpus = open_corpus(CorpusSpec("the-stack/", include=("*.parquet",)))
     for document in corpus:
         ...
-    corpus.provenance()                       # what was read and what was skipped
+    corpus.provenance()                       # the counts of documents, files and skipped records
 
 The order of documents is fixed, and memory is bounded (`MAX_DOCUMENT_BYTES`). Malformed input is an
 error that names the file and the line or row. In a directory, damaged files and malformed records
@@ -40,10 +40,10 @@ from build_index.readers.detection import (
     HEAD_BYTES,
     NO_RECORDS,
     NoDocumentsError,
+    detect_reader,
     has_magic,
-    reader_of,
 )
-from build_index.readers.files import content_of, open_file, read_errors
+from build_index.readers.files import open_content, open_file, read_errors
 from build_index.readers.json_documents import read_json_document
 from build_index.readers.json_records import read_json
 from build_index.readers.parquet import read_parquet
@@ -54,7 +54,13 @@ from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.readers.sqlite import read_sqlite
 from build_index.readers.text import read_text
 from build_index.readers.transcripts import KINDS, read_transcript
-from build_index.readers.unread import DAMAGED, HINTS, WITHOUT_TEXT, kind_of, reason_text
+from build_index.readers.unreadable_files import (
+    DAMAGED,
+    HINTS,
+    WITHOUT_TEXT,
+    reason_text,
+    unreadable_kind,
+)
 from build_index.secrets import without_secrets
 from build_index.texts import texts_of
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, describe
@@ -79,20 +85,21 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         return Corpus(spec, "tree", source)
     try:
         with read_errors(spec.path), open_file(source.top) as file:
-            return Corpus(spec, reader_of(file, spec.path, spec.field, is_named=True), source)
+            return Corpus(spec, detect_reader(file, spec.path, spec.field, is_named=True), source)
     except NoDocumentsError as error:
         expected = f"text, or records with one of the fields {KNOWN_FIELDS}; --field names another"
         if spec.field is not None:
             expected = f"records (JSON, JSONL or parquet) with the field '{spec.field}'"
         if hint := HINTS.get(str(error)):
             expected = f"text or records; {hint}"
-        found = f"{error} ({error.fields})" if error.fields else str(error)
-        raise CorpusFormatError(describe(spec.path, "content", found, expected)) from None
+        problem = f"{error} ({error.fields})" if error.fields else str(error)
+        raise CorpusFormatError(describe(spec.path, "content", problem, expected)) from None
 
 
 def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> CorpusError:
-    """Return the error for corpora without a document that has
-    tokens: what was skipped and left out.
+    """Return the error for corpora without any document that has tokens.
+
+    Its message counts the files and records that were skipped, by reason.
 
     Args:
         corpora: all of them.
@@ -103,14 +110,15 @@ def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> CorpusE
         skipped.update(corpus.counts.skipped)
     notes = ", ".join(_note(reason, number) for reason, number in skipped.most_common() if number)
     notes += next((f"; {corpus.counts.refusal}" for corpus in corpora if corpus.counts.refusal), "")
-    found = f"without a text to store ({notes or 'no files'})"
     where = ", ".join(corpus.spec.path for corpus in corpora)
-    expected = "at least one; check the path, --include, --exclude and --field"
-    return CorpusError(describe(where, "corpus", found, expected))
+    return CorpusError(
+        f"{where}: corpus is without a text to store ({notes or 'no files'}), expected at least"
+        " one; check the path, --include, --exclude and --field"
+    )
 
 
 def _note(reason: str, number: int) -> str:
-    """Return how often a reason to skip something held, and what helps."""
+    """Return the number of things skipped for a reason, with a hint that helps."""
     hint = HINTS.get(reason)
     return reason_text(reason, number) + (f": {hint}" if hint else "")
 
@@ -119,19 +127,19 @@ class Corpus:
     """An opened corpus; made by `open_corpus`.
 
     Attributes:
-        spec: what to read.
-        source: where its files are.
-        reader: see `reader_of`; `"tree"`: each file of a directory has its own.
-        held_bytes: most bytes that pyarrow may hold at once of a file; None: no bound.
-        counts: of the current iteration.
+        spec: the options of the corpus.
+        source: the place of its files.
+        reader: see `detect_reader`; `"tree"`: each file of a directory has its own.
+        held_bytes: bound on the bytes of a file that pyarrow may hold at once; None: no bound.
+        counts: the counts of the current iteration.
 
     Iterating yields the documents in a fixed order, each time from the beginning and with new
     counts. One iteration at a time. Can be pickled.
 
     Iterating raises CorpusFormatError for malformed content of a file that was named (the message
     names file and line or row), CorpusError for a record of it that is too large, MemoryBudgetError
-    for what has to be held at once and is above `held_bytes`, CorpusNotFoundError and CorpusError
-    for what is unreadable or cannot be reached.
+    for data that must be held at once and exceeds `held_bytes`, CorpusNotFoundError and CorpusError
+    for files that cannot be read or reached.
     """
 
     def __init__(self, spec: CorpusSpec, reader: str, source: LocalCorpus | RemoteCorpus) -> None:
@@ -161,7 +169,7 @@ class Corpus:
         """Yield the files in the order in which they are read.
 
         Args:
-            counts: counts what listing skips and leaves out.
+            counts: counts the files that listing skips and leaves out.
 
         Raises:
             CorpusNotFoundError: the corpus has vanished.
@@ -176,7 +184,7 @@ class Corpus:
 
         Args:
             file: one of `files`.
-            counts: counts what is read and skipped, document by document; other counts may be in it
+            counts: counts the documents that are read and skipped; other counts may be in it
                 already.
 
         Raises:
@@ -212,20 +220,24 @@ class Corpus:
         return sum(file.size for file in self.files(CorpusCounts()))
 
     def provenance(self) -> dict[str, Any]:
-        """Return what was read in the latest iteration, for the manifest.
+        """Return a description of the latest iteration, for the manifest.
 
         Returns:
             An object for JSON: `corpus` (the path of the spec), `reader`, the fields of
             `CorpusCounts` (`bytes_read` as `bytes`), the `etag` of a remote file, and the options
-            that were set. Equal for equal content and options. What is not UTF-8 in a path or an
-            option is U+FFFD.
+            that were set. Equal for equal content and options. Bytes of a path or an option that
+            are not UTF-8 become U+FFFD.
         """
-        counts, spec = self.counts, self.spec
+        counts = self.counts
+        spec = self.spec
         has_files = self.source.is_directory or self.reader in ("tar", "zip")
-        globs = (spec.include, spec.exclude) if has_files else ((), ())
-        include, exclude = ([well_formed(glob) for glob in some] for some in globs)
-        options: dict[str, Any] = {"etag": self.source.etag, "include": include, "exclude": exclude}
-        options |= {"field": well_formed(spec.field or ""), "max_documents": spec.max_documents}
+        options: dict[str, Any] = {
+            "etag": self.source.etag,
+            "include": [well_formed(glob) for glob in spec.include] if has_files else [],
+            "exclude": [well_formed(glob) for glob in spec.exclude] if has_files else [],
+            "field": well_formed(spec.field or ""),
+            "max_documents": spec.max_documents,
+        }
         options["gitignore"] = (
             "" if spec.gitignore or not self.source.is_directory else "not looked at"
         )
@@ -247,12 +259,12 @@ class Corpus:
         self, file: BinaryIO, where: str, records: RecordReader, listed: CorpusFile
     ) -> Iterator[Document]:
         """Yield what is wanted of the documents of a file."""
-        for document in self._documents_of(file, where, records, self.reader, listed):
+        for document in self._read_documents(file, where, records, self.reader, listed):
             if document.session and not self.spec.keep_secrets:
                 document = without_secrets(document, records.counts)
             yield from texts_of(document, self.spec.texts)
 
-    def _documents_of(
+    def _read_documents(
         self,
         file: BinaryIO,
         where: str,
@@ -263,24 +275,24 @@ class Corpus:
         """Yield the documents of an open file, which are not counted yet.
 
         Args:
-            file: in which one can seek.
+            file: a seekable file.
             where: its name in messages.
             records: extracts the documents of records; has the counts.
-            reader: see `reader_of`; `"tree"`: the one that its content needs.
-            listed: what is known of it; None: it is in an archive.
+            reader: see `detect_reader`; `"tree"`: the one that its content needs.
+            listed: the entry of the corpus's listing; None: the file is in an archive.
         """
-        counts, size = records.counts, _size(file) if listed is None else listed.size
+        counts = records.counts
+        size = _size(file) if listed is None else listed.size
         if reader == "tree":
             try:
-                reader = reader_of(file, where, self.spec.field, is_named=False)
+                reader = detect_reader(file, where, self.spec.field, is_named=False)
             except NoDocumentsError as error:
-                kind, example = str(error), f"{where} ({error.fields})" if error.fields else where
-                count = (
-                    counts.leave_out
-                    if kind == NO_RECORDS or kind in WITHOUT_TEXT
-                    else counts.skip_file
-                )
-                count(kind, example, size)
+                kind = str(error)
+                example = f"{where} ({error.fields})" if error.fields else where
+                if kind == NO_RECORDS or kind in WITHOUT_TEXT:
+                    counts.leave_out(kind, example, size)
+                else:
+                    counts.skip_file(kind, example, size)
                 return
         is_chosen = listed is not None and (not self.source.is_directory or self.spec.include)
         if reader in CONTAINERS and (listed is None or not is_chosen):
@@ -291,10 +303,9 @@ class Corpus:
         if reader == "parquet":
             yield from read_parquet(file, where, records, self.held_bytes or sys.maxsize)
         elif reader == "arrow":
-            rows = listed.rows if listed is not None else ()
-            yield from read_arrow(file, where, records, self.held_bytes or sys.maxsize, rows)
-        elif reader == "sqlite":
-            assert listed is not None
+            row_files = listed.row_files if listed is not None else ()
+            yield from read_arrow(file, where, records, self.held_bytes or sys.maxsize, row_files)
+        elif reader == "sqlite" and listed is not None:
             if scheme_of(listed.path) is not None:
                 raise CorpusFormatError(
                     describe(where, "SQLite database", "at an address", "a file of this machine")
@@ -303,7 +314,7 @@ class Corpus:
         elif reader == "zip":
             yield from self._documents_in(zip_members(file, where), where, records, size)
         else:
-            with content_of(file, where) as stream:
+            with open_content(file, where) as stream:
                 if reader == "tar":
                     yield from self._documents_in(tar_members(stream, where), where, records, size)
                 else:
@@ -312,27 +323,27 @@ class Corpus:
     def _documents_in(
         self, members: Iterator[Member], where: str, records: RecordReader, size: int
     ) -> Iterator[Document]:
-        """Yield the documents of an archive of `size` bytes, whose
-        files are read as those of a directory are.
+        """Yield the documents of an archive of `size` bytes.
+
+        The files in it are read as the files of a directory are.
         """
-        # Which has chosen the archive itself.
+        # In a directory, --include has chosen the archive itself.
         include = () if self.source.is_directory else self.spec.include
         globs = Globs(include, self.spec.exclude)
-        counts, total = CorpusCounts(), 0
+        counts = CorpusCounts()
+        total = 0
         inside = replace(records, counts=counts, strict=False)
         try:
             for member in members:
                 if globs.choose(member.name, counts):
                     total += member.size
-                    yield from self._documents_of_member(member, f"{where}/{member.name}", inside)
+                    yield from self._read_member(member, f"{where}/{member.name}", inside)
         finally:
-            # The bytes of a corpus are those on disk.
+            # The bytes of a corpus count as they are on disk.
             counts.lost_bytes = counts.lost_bytes * size // total if total else 0
             records.counts.__iadd__(counts)
 
-    def _documents_of_member(
-        self, member: Member, where: str, records: RecordReader
-    ) -> Iterator[Document]:
+    def _read_member(self, member: Member, where: str, records: RecordReader) -> Iterator[Document]:
         counts = records.counts
         if member.content is None:
             counts.skip_file("encrypted file", where, member.size)
@@ -340,12 +351,15 @@ class Corpus:
         try:
             with archive_errors(where):
                 head = member.content.read(HEAD_BYTES)
-            if not has_magic(head) and (kind := kind_of(head, where)) is not None:
-                count = counts.leave_out if kind in WITHOUT_TEXT else counts.skip_file
-                count(kind, where, member.size)
+            kind = None if has_magic(head) else unreadable_kind(head, where)
+            if kind is not None:
+                if kind in WITHOUT_TEXT:
+                    counts.leave_out(kind, where, member.size)
+                else:
+                    counts.skip_file(kind, where, member.size)
                 return
             with seekable(head, member.content, where) as file, read_errors(where):
-                yield from self._documents_of(file, where, records, "tree")
+                yield from self._read_documents(file, where, records, "tree")
         except CorpusFormatError as error:
             counts.skip_file(DAMAGED, str(error), member.size)
 

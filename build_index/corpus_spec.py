@@ -1,4 +1,4 @@
-"""What to read: the options of corpora, for programs and for commands."""
+"""The options of corpora, for programs and for commands."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rest_store.errors import BuildError, CorpusError, describe
 
 @dataclass(frozen=True)
 class CorpusSpec:
-    """What to read.
+    """The options of one corpus.
 
     Attributes:
         path: a file or a directory, or the address of one (`s3://`, `gs://`,
             `hf://datasets/owner/name/...`).
-        field: the field of each record that holds the document, or a dotted path to it; None: that
-            of a known layout.
+        field: the field of each record that holds the document, or a dotted path to it; None: the
+            field of a known layout.
         include: globs of the files to read in a directory; empty: all.
         exclude: globs of files and directories to leave out of a directory, besides
             `source_tree.DEFAULT_EXCLUDES`.
-        max_documents: most documents to read; None: all.
+        max_documents: bound on the documents to read; None: all.
         texts: one of `TEXTS`: `"written"` reads the answers of conversations alone, one document
             each; `"read"` all else, one document a text.
         keep_secrets: whether transcripts keep the lines that look like secrets.
@@ -58,8 +58,10 @@ class CorpusSpec:
 
 
 def whole_number(value: object, where: str, name: str, error: type[BuildError]) -> int:
-    """Return a number as an int, which JSON can hold, or raise
-    `error` unless it is a whole one from 1 on.
+    """Return a number as an int, which JSON can hold.
+
+    Raises:
+        error: it is not whole, or below 1.
     """
     try:
         number = operator.index(value)  # type: ignore[arg-type]

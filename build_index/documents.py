@@ -1,6 +1,4 @@
-"""What a corpus is made of: files, documents (a text or a
-conversation each), counts of what was read and skipped.
-"""
+"""The pieces of a corpus: files, documents (a text or a conversation each), and counts."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any, TypeAlias
 MAX_DOCUMENT_BYTES = 16 << 20
 """Larger records and documents are not read.
 
-The size is fixed, and not one of the memory, because it decides what is stored.
+The size is fixed and does not follow the memory, because it decides which documents are stored.
 """
 WRITTEN, READ = "written", "read"
 """What a model wrote, one answer, and what it read, one text."""
@@ -56,13 +54,15 @@ class Document:
     @property
     def is_empty(self) -> bool:
         """Whether it holds only white space."""
-        parts = [self.text, *(part for turn in self.messages for part in turn[1:])]
-        return all(not part or part.isspace() for part in parts)
+        texts = [self.text]
+        for message in self.messages:
+            texts += message[1:]
+        return all(not text or text.isspace() for text in texts)
 
     @property
     def size(self) -> int:
         """Length in characters, over all turns, roles and further fields included."""
-        return len(self.text) + sum(len(part) for turn in self.messages for part in turn)
+        return len(self.text) + sum(sum(map(len, message)) for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +74,39 @@ class CorpusFile:
         relative: its path from the top of the corpus, with forward slashes; bytes that are not
             UTF-8 as U+FFFD.
         size: bytes, compressed if it is.
-        version: what changes when the file is written again: its time, or the ETag of a remote
-            file.
-        rows: of an Arrow file, the files with the numbers of the rows that belong to its data set;
-            empty: all rows do.
+        version: the time of the last change, or the ETag of a remote file.
+        row_files: of an Arrow file, the files with the numbers of the rows that belong to its data
+            set; empty: all rows do.
     """
 
     path: str
     relative: str
     size: int
     version: str = ""
-    rows: tuple[str, ...] = ()
+    row_files: tuple[str, ...] = ()
 
 
 @dataclass
 class CorpusCounts:
-    """Counts of a pass over a corpus, or over some of its files; of
-    several, they can be added up. Can be pickled.
+    """Counts of a pass over a corpus, or over some of its files.
+
+    Counts can be added up and pickled.
 
     Attributes:
         documents: documents yielded, without the conversations that the chat template refused.
         conversations: conversations among them.
         files: files opened and read.
-        bytes_read: bytes of these files on disk (compressed, if they are), and of those that were
-            passed over.
+        bytes_read: bytes on disk (compressed, if they are) of these files and of the files that
+            were passed over.
         skipped: number of skipped files and records by reason, such as `"empty"` or `"left out by
             --include"`.
         sizes: their bytes, by reason, where they are known.
-        largest: of each reason, the size of the largest example and its name, which may say what is
-            wrong with it.
-        lost_bytes: bytes of skipped files that nothing asked to skip.
+        largest: by reason, the size of the largest example and its name, which may describe its
+            fault.
+        lost_bytes: bytes of skipped files that no option asked to skip.
         lost_records: skipped records.
-        left_out: parts of conversations that are stored without them, by kind, such as `"tool
-            calls"`.
-        refusal: the first conversation that the chat template refused, and why.
+        left_out: by kind, such as `"tool calls"`, how many pieces stored conversations lack.
+        refusal: the first conversation that the chat template refused, with the reason.
 
     Written by the iterating thread; other threads may read it for a progress bar.
     """
@@ -167,7 +166,7 @@ class CorpusCounts:
         self.leave_out(reason, example, size)
 
     def leave_out(self, reason: str, example: str = "", size: int = 0) -> None:
-        """Count what nobody misses: an option asked for it, or there is no text in it."""
+        """Count a file or record that is no loss: an option asked for it, or it has no text."""
         self.skipped[reason] += 1
         if size:
             self.sizes[reason] += size
@@ -175,12 +174,13 @@ class CorpusCounts:
 
     def lost_share(self) -> float:
         """Return the greater share that is lost: of the bytes of files, or of the records."""
-        of_bytes = self.lost_bytes / self.bytes_read if self.bytes_read else 0.0
+        byte_share = self.lost_bytes / self.bytes_read if self.bytes_read else 0.0
         records = self.documents + self.lost_records
-        return max(of_bytes, self.lost_records / records if records else 0.0)
+        record_share = self.lost_records / records if records else 0.0
+        return max(byte_share, record_share)
 
     def with_skipped(self, reason: str, number: int) -> CorpusCounts:
-        """Return these counts with so many of the documents skipped after all."""
+        """Return these counts with `number` of the documents moved to the skipped ones."""
         counts = CorpusCounts()
         counts += self
         if number:
@@ -201,10 +201,7 @@ class CorpusCounts:
         return cls(**{**fields, **counters, "largest": largest})
 
     def _show(self, reason: str, example: str, size: int) -> None:
-        """Keep the largest example.
-
-        Of several, the first by name, so that the order of files does not matter.
-        """
+        """Keep the largest example, and of equally large ones the first by name."""
         before = self.largest.get(reason)
         if example and (before is None or (-size, example) < (-before[0], before[1])):
             self.largest[reason] = (size, example)
@@ -226,9 +223,7 @@ def well_formed(text: str) -> str:
 def batches(
     documents: Iterable[Document], characters: int = BATCH_CHARACTERS, number: int = BATCH_DOCUMENTS
 ) -> Iterator[list[Document]]:
-    """Yield documents in lists, each as long as it takes to
-    hold so many characters or documents.
-    """
+    """Yield documents in lists; a list ends once it holds so many characters or documents."""
     batch: list[Document] = []
     held = 0
     for document in documents:
@@ -236,6 +231,7 @@ def batches(
         held += document.size
         if held >= characters or len(batch) >= number:
             yield batch
-            batch, held = [], 0
+            batch = []
+            held = 0
     if batch:
         yield batch

@@ -24,9 +24,10 @@ def content_digest(document: Document) -> bytes:
     if not document.is_conversation:
         return hashlib.sha256(b"text\0" + document.text.encode("utf-8", "surrogatepass")).digest()
     sha256 = hashlib.sha256(b"chat\0")
-    for part in (part for message in document.messages for part in message):
-        data = part.encode("utf-8", "surrogatepass")
-        sha256.update(len(data).to_bytes(8, "little") + data)
+    for message in document.messages:
+        for text in message:
+            data = text.encode("utf-8", "surrogatepass")
+            sha256.update(len(data).to_bytes(8, "little") + data)
     return sha256.digest()
 
 
@@ -43,15 +44,15 @@ class SeenDocuments:
     100 million.
 
     Args:
-        byte_budget: memory for runs; then they go to disk, where looking a digest up reads a few
-            pages.
-        directory: where; the files have no names and vanish with the process.
+        byte_budget: memory for runs; further runs go to disk, where the search for a digest reads a
+            few pages.
+        directory: for runs on disk; the files have no names and vanish with the process.
 
     Not thread-safe. Adding raises OSError if the disk is full.
     """
 
     def __init__(self, byte_budget: int, directory: Path) -> None:
-        self._most_in_memory = max(1, byte_budget // BYTES_A_DOCUMENT)
+        self._max_in_memory = max(1, byte_budget // BYTES_A_DOCUMENT)
         self.directory = directory
         self._runs: list[Digests] = []
         self._runs_on_disk: list[Digests] = []
@@ -82,7 +83,7 @@ class SeenDocuments:
         self._runs.append(run)
         while len(self._runs) > 1 and len(self._runs[-2]) < 2 * len(self._runs[-1]):
             self._runs[-2:] = [_merged(self._runs[-2:])]
-        if sum(map(len, self._runs)) > self._most_in_memory:
+        if sum(map(len, self._runs)) > self._max_in_memory:
             with tempfile.TemporaryFile(dir=self.directory) as file:
                 file.write(_merged(self._runs).data)
                 file.flush()

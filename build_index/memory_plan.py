@@ -3,9 +3,9 @@
 Resident at the peak are: the process with its packages and tokenizer; documents being read and
 tokenized; digests of documents already read; shards being sorted, whose bytes are known
 (`suffix_array.peak_bytes`); and worker processes, each with its own packages, tokenizer and
-documents. The size of shards does not depend on workers, which take what is left. A document is
-held whole; larger ones than `MAX_DOCUMENT_BYTES` are refused, and so are parquet and Arrow files of
-which more than `decoder_bytes` have to be held at once.
+documents. The size of shards does not depend on workers, which take the rest. A document is held
+whole; documents larger than `MAX_DOCUMENT_BYTES` are refused, and so are parquet and Arrow files of
+which more than `decoder_bytes` must be held at once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rest_store.datastore.suffix_array import max_positions, peak_bytes
 from rest_store.errors import BuildError, MemoryBudgetError, describe
 
 MIN_SHARD_POSITIONS = 1 << 20  # positions, unless the user sets the size
-WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
-# If not even the smallest shard fits beside these: for all but large compressed files.
+WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and freed memory in the allocator
+# The work of all but large compressed files, if not even the smallest shard fits beside WORK_BYTES.
 MIN_WORK_BYTES = 160 * MIB
 # The process is rounded up to such steps, so that a few pages do not change the shards.
 _PROCESS_STEP = 64 * MIB
@@ -36,13 +36,13 @@ _ARENAS = 8
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The parts of the memory budget; all in bytes except `shard_positions`.
+    """The division of the memory budget; all in bytes except `shard_positions`.
 
     Attributes:
         budget: bound on the peak of resident memory.
         digests: digests of documents already read; further ones go to disk.
-        decoder_bytes: what the decoder of a file may keep in each process: its share of the work,
-            and of what is left.
+        decoder_bytes: bound on the memory of a file's decoder in each process: its share of the
+            work, and of the rest.
         shard_positions: tokens and separators of a shard.
         shard: bytes that sorting a shard takes.
         sorts: shards sorted at once.
@@ -66,8 +66,7 @@ def plan_memory(
     sorts: int = 1,
     workers: int = 0,
 ) -> MemoryPlan:
-    """Choose the size of shards, the number of worker processes,
-    and how many shards are sorted at once.
+    """Choose the size of shards, the number of worker processes, and of shards sorted at once.
 
     Args:
         budget: bound on the peak of resident memory, in bytes.
@@ -76,22 +75,28 @@ def plan_memory(
         shard_positions: tokens and separators of a shard; None: the largest power of two that fits,
             or the most that can be sorted, so that small changes of the budget do not change the
             shards.
-        sorts: most shards to sort at once; the size of shards does not depend on it or on the
-            workers.
-        workers: most worker processes; fewer than two are none.
+        sorts: bound on the shards sorted at once; the size of shards does not depend on it or on
+            the workers.
+        workers: bound on the worker processes; a single one would be useless, and becomes none.
 
     Raises:
-        BuildError: `shard_positions` is not between 2 and what can be sorted.
+        BuildError: `shard_positions` is below 2, or more than the sorter can sort.
         MemoryBudgetError: the shard, by default one of 2^20 positions, does not fit.
     """
     process = -(-process_bytes // _PROCESS_STEP) * _PROCESS_STEP
     digests = budget // _DIGESTS_SHARE
-    limit = max_positions(vocabulary_size)
-    if shard_positions is not None and not 2 <= shard_positions <= limit:
-        raise BuildError(describe("shard", "the number of tokens", shard_positions, f"2..{limit}"))
-    bits = range(MAX_POSITIONS.bit_length() - 1, MIN_SHARD_POSITIONS.bit_length() - 2, -1)
-    sizes = [min(1 << bit, limit) for bit in bits] if shard_positions is None else [shard_positions]
-    for positions, work in [*((size, WORK_BYTES) for size in sizes), (sizes[-1], MIN_WORK_BYTES)]:
+    largest = max_positions(vocabulary_size)
+    if shard_positions is None:
+        bits = range(MAX_POSITIONS.bit_length() - 1, MIN_SHARD_POSITIONS.bit_length() - 2, -1)
+        sizes = [min(1 << bit, largest) for bit in bits]
+    elif 2 <= shard_positions <= largest:
+        sizes = [shard_positions]
+    else:
+        expected = f"2..{largest}"
+        raise BuildError(describe("shard", "the number of tokens", shard_positions, expected))
+    choices = [(size, WORK_BYTES) for size in sizes]
+    choices.append((sizes[-1], MIN_WORK_BYTES))
+    for positions, work in choices:
         shard = peak_bytes(positions, vocabulary_size)
         spare = budget - process - digests - work - shard
         if spare >= 0:
@@ -99,9 +104,15 @@ def plan_memory(
             processes = fitting if fitting > 1 else 0
             spare -= processes * (process + work)
             more_sorts = min(sorts - 1, spare // shard)
-            decoder_bytes = 2 * work // 5 + (spare - more_sorts * shard) // (processes + 1)
+            spare -= more_sorts * shard
             return MemoryPlan(
-                budget, digests, decoder_bytes, positions, shard, 1 + more_sorts, processes
+                budget=budget,
+                digests=digests,
+                decoder_bytes=2 * work // 5 + spare // (processes + 1),
+                shard_positions=positions,
+                shard=shard,
+                sorts=1 + more_sorts,
+                workers=processes,
             )
     needed = process + MIN_WORK_BYTES + peak_bytes(sizes[-1], vocabulary_size)
     needed = -(-needed * _DIGESTS_SHARE // (_DIGESTS_SHARE - 1))
@@ -118,39 +129,34 @@ MemoryPlanner: TypeAlias = Callable[[int, int | None], MemoryPlan]
 def sufficient_budget(
     planned: MemoryPlanner, budget: int, shard_positions: int | None, decoder_bytes: int
 ) -> int:
-    """Return a budget with which the decoder of a file may keep so much.
-
-    The smallest in steps of 256 MiB.
+    """Return the smallest budget, in steps of 256 MiB, with which a decoder may keep so much.
 
     Args:
         planned: divides a budget.
         budget: one that does not suffice.
         shard_positions: see `plan_memory`.
-        decoder_bytes: what has to be kept.
+        decoder_bytes: memory that the decoder needs.
     """
-    # Not each larger one is sufficient: with room for them, shards are larger.
+    # A larger budget may not suffice: with room for them, shards are larger.
     while planned(budget, shard_positions).decoder_bytes < decoder_bytes:
         budget = (budget // _BUDGET_STEP + 1) * _BUDGET_STEP
     return budget
 
 
 def resident_bytes(field: str = "VmRSS") -> int:
-    """Return the resident memory of this process in bytes, `"VmRSS"` now or `"VmHWM"` at its peak.
+    """Return the resident memory of this process in bytes; 0 if it is unknown.
 
-    0 if unknown.
+    Args:
+        field: `"VmRSS"`: now; `"VmHWM"`: at its peak.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0
-    return next(
-        (
-            int(line.split()[1]) * 1024
-            for line in status.splitlines()
-            if line.startswith(f"{field}:")
-        ),
-        0,
-    )
+    for line in status.splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def limit_arenas() -> None:

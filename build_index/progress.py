@@ -1,4 +1,4 @@
-"""The progress of a build: what a listener receives, and a line that shows it on a terminal."""
+"""The progress of a build, for listeners, and a line that shows it on a terminal."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class StageProgress:
     """The progress of one stage.
 
     Attributes:
-        stage: `"tokenizing"`, which includes reading, or `"sorting"` what is tokenized by then.
-        done: so far, in `unit`.
-        total: at the end, in `unit`; None: unknown.
+        stage: `"tokenizing"`, which includes reading, or `"sorting"`, once all is tokenized.
+        done: the amount so far, in `unit`.
+        total: the amount at the end, in `unit`; None: unknown.
         unit: `"bytes"` of the corpora, or `"tokens"`.
         seconds: time since the stage began.
     """
@@ -38,10 +38,9 @@ It is called a few times a second, and at the end of each stage.
 
 
 class ProgressLine:
-    """A ProgressListener that writes a line for each stage, again
-    and again over itself. Not thread-safe.
+    """A ProgressListener that writes a line for each stage, again and again over itself.
 
-    It begins with a line that says that the tokenizer is loaded, before there is progress.
+    Its first line says that the tokenizer is being loaded. Not thread-safe.
 
     Args:
         file: the terminal.
@@ -61,22 +60,22 @@ class ProgressLine:
         """Show the progress."""
         up = "\x1b[1A" if progress.stage == self._stage else ""
         width = shutil.get_terminal_size().columns - 1
-        self._file.write(f"{up}\r\x1b[2K{line_of(progress)[:width]}\n")
+        self._file.write(f"{up}\r\x1b[2K{progress_line(progress)[:width]}\n")
         self._file.flush()
         self._stage = progress.stage
 
 
-def line_of(progress: StageProgress) -> str:
+def progress_line(progress: StageProgress) -> str:
     """Return the line that shows a stage: share, amount and time left."""
-    done, total, seconds = progress.done, progress.total, progress.seconds
+    done = progress.done
+    total = progress.total
     amount = size_text(done) if progress.unit == "bytes" else f"{done:,} {progress.unit}"
     share = f" {min(100, 100 * done // total):3}%" if total else ""
-    left = (
-        f", {clock(seconds * (total - done) / done)} left"
-        if done and total and done < total
-        else ""
-    )
-    return f"{progress.stage:<10}{share} {amount}{left}"
+    line = f"{progress.stage:<10}{share} {amount}"
+    if done and total and done < total:
+        seconds_left = progress.seconds * (total - done) / done
+        line += f", {clock(seconds_left)} left"
+    return line
 
 
 def clock(seconds: float) -> str:

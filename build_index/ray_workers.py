@@ -1,7 +1,7 @@
 """Workers on a Ray cluster: the same tasks on any number of machines, which see the same files.
 
-Ray carries tasks and results, which are small; tokens and shards go through the directory of the
-new datastore. A node that dies costs the tasks that it was doing, which Ray gives to another one.
+Ray carries tasks and results, which are small. Tokens and shards go through the directory of the
+new datastore. If a node dies, Ray gives its tasks to another one.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ def connected(address: str) -> Iterator[None]:
         _require_open(address)
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except Exception as error:  # its errors have no common base
-        expected = "the address of one that runs, with this Python and Ray"
-        found = f"'{address}', which cannot be used ({first_line(error)})"
-        raise WorkerError(describe(_WHERE, "the cluster", found, expected)) from error
+        raise WorkerError(
+            f"{_WHERE}: the cluster at '{address}' cannot be used ({first_line(error)}); it has to"
+            " run with this Python and Ray"
+        ) from error
     try:
         yield
     finally:
@@ -64,9 +65,9 @@ def connected(address: str) -> Iterator[None]:
 
 
 def _require_open(address: str) -> None:
-    """Raise OSError if nothing listens at `HOST:PORT`, for which Ray waits minutes.
+    """Raise OSError if nothing listens at `HOST:PORT`; Ray would wait minutes for it.
 
-    Other addresses are its affair.
+    Ray checks addresses of other forms itself.
     """
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
@@ -77,8 +78,8 @@ class RayWorkers(Workers):
     """The CPUs of the cluster that this process is connected to.
 
     Args:
-        setup: of the build.
-        most: tasks that are done at once; None: as many as there are CPUs.
+        setup: the setup of the build.
+        max_tasks: bound on the tasks at once; None: the number of CPUs.
         shard_bytes: memory that sorting a shard takes.
 
     Raises:
@@ -86,7 +87,7 @@ class RayWorkers(Workers):
         MemoryBudgetError: no node has the memory to sort a shard.
     """
 
-    def __init__(self, setup: Setup, most: int | None, shard_bytes: int) -> None:
+    def __init__(self, setup: Setup, max_tasks: int | None, shard_bytes: int) -> None:
         import ray
 
         nodes = [
@@ -103,7 +104,7 @@ class RayWorkers(Workers):
                 describe(_WHERE, "the memory of the largest node", size_text(largest), expected)
             )
         cpus = sum(int(node["CPU"]) for node in nodes)
-        super().__init__(setup, min(most or cpus, cpus))
+        super().__init__(setup, min(max_tasks or cpus, cpus))
         self.count = self.sorts
         self._tokenize = ray.remote(num_cpus=1, max_retries=_RETRIES)(_tokenize)
         self._sort = ray.remote(num_cpus=1, max_retries=_RETRIES, memory=shard_bytes)(sort_shard)
@@ -111,9 +112,9 @@ class RayWorkers(Workers):
         self._shared = _versions(), [ray.put(setup)]
         self._running: set[Any] = set()
 
-    def submit(self, part: Slice) -> Future[SliceReport]:
+    def submit(self, slice_: Slice) -> Future[SliceReport]:
         """See `Workers.submit`."""
-        return self._future(self._tokenize.remote(*self._shared, part), part.where)
+        return self._future(self._tokenize.remote(*self._shared, slice_), slice_.where)
 
     def sort(self, directory: Path, name: str, vocabulary_size: int) -> Future[float]:
         """See `Workers.sort`."""
@@ -131,7 +132,7 @@ class RayWorkers(Workers):
         self._running.clear()
 
     def _future(self, running: Any, where: str) -> Future[Any]:
-        """Return the result to come of a task, whose error is one of ours."""
+        """Return the future of a task; its error is one of ours."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
 
@@ -141,9 +142,9 @@ class RayWorkers(Workers):
             if error is None:
                 future.set_result(done.result())
                 return
-            cause = getattr(error, "cause", None)  # of what Ray wraps
+            cause = getattr(error, "cause", None)  # Ray wraps the error of a task
             if not isinstance(cause, RestStoreError | EncoderError):
-                cause = WorkerError(f"{where}: Ray did not do it ({first_line(error)})")
+                cause = WorkerError(f"{where}: Ray has not finished the task ({first_line(error)})")
             future.set_exception(cause)
 
         self._running.add(running)
@@ -156,7 +157,7 @@ class RayWorkers(Workers):
 _setups: dict[Any, Setup] = {}  # of the build that this process works for, by its reference
 
 
-def _tokenize(versions: dict[str, str], setup: list[Any], part: Slice) -> SliceReport:
+def _tokenize(versions: dict[str, str], setup: list[Any], slice_: Slice) -> SliceReport:
     import ray
 
     (reference,) = setup
@@ -166,12 +167,12 @@ def _tokenize(versions: dict[str, str], setup: list[Any], part: Slice) -> SliceR
         _setups[reference] = ray.get(reference)
         _require_files(_setups[reference])
         prepare(_setups[reference])
-    # Which --memory does not bound there.
-    return replace(tokenize(_setups[reference], part), peak_memory=0)
+    # --memory does not bound the processes of the cluster, so their peaks do not count.
+    return replace(tokenize(_setups[reference], slice_), peak_memory=0)
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of what may change the tokens."""
+    """Return the versions of the packages that may change the tokens."""
     versions = {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "rest-store": __version__,
@@ -185,16 +186,17 @@ def _versions() -> dict[str, str]:
 
 
 def _require_same_versions(expected: dict[str, str]) -> None:
-    for package, found in _versions().items():
-        if found != expected[package]:
+    for package, installed in _versions().items():
+        if installed != expected[package]:
             raise WorkerError(
-                describe(_node(), package, found, f"{expected[package]}, as in the build")
+                describe(_node(), package, installed, f"{expected[package]}, as in the build")
             )
 
 
 def _require_files(setup: Setup) -> None:
-    """Raise WorkerError unless this node sees the corpora and the
-    new datastore: vanished files would be skipped.
+    """Raise WorkerError unless this node sees the corpora and the new datastore.
+
+    Otherwise the build would skip the files of the corpora as vanished.
     """
     if not setup.directory.is_dir():
         expected = "a directory that all nodes see, such as one on NFS"

@@ -1,4 +1,4 @@
-"""The second stage of a build: a tokens file to the suffix array beside it."""
+"""The second stage of a build: from a tokens file to the suffix array beside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from build_index.staging import whole_file
 from rest_store.datastore.header import HEADER_SIZE
 from rest_store.datastore.shard import SuffixesFile, TokensFile, write_suffixes
 from rest_store.datastore.suffix_array import peak_bytes, sorted_suffixes
-from rest_store.errors import DatastoreError, MemoryBudgetError, describe
+from rest_store.errors import DatastoreError, MemoryBudgetError
 
 
 def sort_shard(
@@ -26,7 +26,7 @@ def sort_shard(
         directory: where the shard is.
         name: of the shard.
         vocabulary_size: `V`.
-        is_wanted: whether to write what is sorted; False if the build has ended meanwhile.
+        is_wanted: whether to write the result; False if the build has ended meanwhile.
 
     Returns:
         The seconds that it took.
@@ -37,7 +37,8 @@ def sort_shard(
         DatastoreFormatError: the tokens file was changed.
     """
     start = time.perf_counter()
-    path, output = directory / f"{name}.tokens", directory / f"{name}.suffixes"
+    path = directory / f"{name}.tokens"
+    output = directory / f"{name}.suffixes"
     with output_errors(path):
         tokens = TokensFile.open(path)
         if _is_sorted(tokens, output):
@@ -52,9 +53,9 @@ def sort_shard(
         keys, entries = sorted_suffixes(symbols, header.width, header.token_count)
     except MemoryError as error:
         size = size_text(peak_bytes(header.position_count, vocabulary_size))
-        expected = f"{size} free; choose a smaller --memory"
         raise MemoryBudgetError(
-            describe(name, "memory for sorting", "exhausted", expected)
+            f"{name}: sorting needs {size} of free memory, which are not there; choose a smaller"
+            " --memory"
         ) from error
     if is_wanted():
         with whole_file(output) as unfinished:
@@ -65,7 +66,7 @@ def sort_shard(
 def _is_sorted(tokens: TokensFile, output: Path) -> bool:
     """Whether the suffix array of a tokens file is there.
 
-    One of other tokens is from a build of other corpora.
+    A suffix array of other tokens is left from a build of other corpora.
     """
     if not output.exists():
         return False

@@ -1,6 +1,4 @@
-"""The tokens files of a datastore, written one after another:
-documents are stored in the order they are read.
-"""
+"""The tokens files of a datastore, written one after another, in the order of documents."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from build_index.output_errors import output_errors
-from build_index.staging import part_of, shard_name
+from build_index.staging import shard_name, temporary_path
 from build_index.target_tokenizer import Tokens
 from rest_store.datastore.durable_files import publish
 from rest_store.datastore.shard import TokensFile, TokensWriter
@@ -17,15 +15,15 @@ from rest_store.errors import ResumeError, describe
 
 
 class ShardTokens:
-    """Writes tokens files of a given size; those that are there already are passed over.
+    """Writes tokens files of a given size; it passes over the files that are there already.
 
     A document that does not fit into the rest of a shard begins the next one. A document longer
     than a shard is split: each piece fills a shard, except the last, which other documents follow.
 
     Args:
-        directory: where to write.
+        directory: the directory of the new datastore's files.
         vocabulary_size: `V`.
-        shard_positions: most tokens and separators of a shard, at least 2.
+        shard_positions: bound on the tokens and separators of a shard, at least 2.
         corpus_count: number of corpora.
 
     Attributes:
@@ -35,8 +33,8 @@ class ShardTokens:
         without_tokens: of each corpus, documents that have no tokens.
         split_documents: of each corpus, documents longer than a shard.
 
-    Not thread-safe. Raises OutputError if files cannot be written, and ResumeError if one that is
-    there is another.
+    Not thread-safe. Raises OutputError if files cannot be written, and ResumeError if a file that
+    is there has other tokens.
     """
 
     def __init__(
@@ -59,9 +57,11 @@ class ShardTokens:
         return self._directory / f"{shard_name(self._number)}.tokens"
 
     def append(self, corpus: int, ids: Tokens) -> Iterator[str]:
-        """Append a document with the token ids `ids`.
+        """Append a document, and yield the name of each shard that becomes complete.
 
-        Yield the name of each shard that becomes complete.
+        Args:
+            corpus: number of its corpus.
+            ids: its token ids.
         """
         if not len(ids):
             self.without_tokens[corpus] += 1
@@ -93,7 +93,7 @@ class ShardTokens:
         """Write a document or piece to the current shard."""
         with output_errors(self.path):
             if not self._positions and not self.path.exists():
-                self._writer = TokensWriter(part_of(self.path), self.vocabulary_size)
+                self._writer = TokensWriter(temporary_path(self.path), self.vocabulary_size)
             if self._writer is not None:
                 self._writer.append(ids)
         self._positions += len(ids) + 1

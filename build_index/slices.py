@@ -1,15 +1,16 @@
 """The first stage of a build: corpora, cut into slices, to a tokens file for each slice.
 
-    for part in cut(corpora):                # a function of the corpora alone
-        tokenize(setup, part)                # in any process and order
-    for batch in read_slice(setup.directory / part.name):
+    for slice_ in cut(corpora):              # a function of the corpora alone
+        tokenize(setup, slice_)              # in any process and order
+    for batch in read_slice(setup.directory / slice_.name):
         ...
 
 A slice is some files, or documents of a file that is too large for one slice. Its file depends on
 nothing but the slice, and appears when it is complete. It holds batches of three arrays as
 `numpy.save` writes them: the digests of its documents, their lengths in tokens, and the token ids
-of all of them; after an empty array, counts as JSON: all of the files, or else those of rendering
-documents that were counted as they were read.
+of all of them. Counts follow as JSON after an empty array. For a slice of files they are all
+counts; documents of a large file were counted as they were read, so the counts of their slice are
+those of rendering alone.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ _BATCH_DOCUMENTS = 1 << 12
 
 @dataclass(frozen=True)
 class Slice:
-    """Consecutive documents of a corpus: those of some files, or some that were read already.
+    """Consecutive documents of a corpus, in files or read already.
 
     Attributes:
-        name: of its file.
+        name: the name of its file.
         corpus: index of the corpus.
         files: whole files, in order.
-        documents: if there are no files.
+        documents: the documents, if there are no files.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Slice:
 
     @property
     def where(self) -> str:
-        """What it is, for messages."""
+        """Its first file or document, for messages."""
         if not self.files:
             return self.documents[0].origin
         more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
@@ -67,13 +68,13 @@ class Slice:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a process needs to tokenize slices.
+    """The data that a process needs to tokenize slices.
 
     Attributes:
         corpora: the opened corpora.
         tokenizer: the tokenizer.
-        is_accelerated: whether `fastokens` encodes, which has to be said again in a new process.
-        directory: of the files of slices.
+        is_accelerated: whether `fastokens` encodes; a new process has to set that again.
+        directory: the directory of the files of slices.
     """
 
     corpora: Sequence[Corpus]
@@ -84,9 +85,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class SliceReport:
-    """How the work on a slice went: the time spent, the id of the
-    process and the peak of its resident memory.
-    """
+    """The work on a slice: its time, the id of the process and the peak of its resident memory."""
 
     read_seconds: float
     tokenize_seconds: float
@@ -95,41 +94,44 @@ class SliceReport:
 
 
 def slice_bytes(corpora: Sequence[Corpus]) -> int:
-    """Return the bytes of the largest file that is not cut: a power
-    of two, so that few changes of a file change it.
+    """Return the bytes of the largest file that is not cut.
+
+    They are a power of two, so that few changes of a file change them.
     """
     size = sum(corpus.size for corpus in corpora) // _LARGE_SHARE
     return max(SLICE_BYTES, 1 << size.bit_length() >> 1)
 
 
 def cut(corpora: Sequence[Corpus]) -> Iterator[Slice]:
-    """Yield the slices of corpora in order; large files and corpora in part are read meanwhile.
+    """Yield the slices of corpora in order.
+
+    Meanwhile it reads large files, and corpora of which only some documents are wanted. The counts
+    of listing and of this reading go to the corpora; the counts of slices with files are in the
+    files of the slices.
 
     Raises:
         RestStoreError: as reading a corpus does.
-
-    Adds to the counts of a corpus what listing and reading here finds; those of the slices with
-    files are in their files.
     """
     largest = slice_bytes(corpora)
     for index, corpus in enumerate(corpora):
         corpus.counts = CorpusCounts()
-        for number, part in enumerate(_parts(corpus, largest)):
+        for number, content in enumerate(_slice_contents(corpus, largest)):
             name = f"{index:04}-{number:07}"
-            if isinstance(part[0], CorpusFile):
-                yield Slice(name, index, files=tuple(part))
+            if isinstance(content[0], CorpusFile):
+                yield Slice(name, index, files=tuple(content))
             else:
-                yield Slice(name, index, documents=tuple(part))
+                yield Slice(name, index, documents=tuple(content))
 
 
-def _parts(corpus: Corpus, largest: int) -> Iterator[list[CorpusFile] | list[Document]]:
+def _slice_contents(corpus: Corpus, largest: int) -> Iterator[list[CorpusFile] | list[Document]]:
     files: list[CorpusFile] = []
     size = 0
     for file in corpus.files(corpus.counts):
         is_cut = file.size > largest or corpus.spec.max_documents is not None
         if files and (is_cut or size >= SLICE_BYTES or len(files) >= SLICE_FILES):
             yield files
-            files, size = [], 0
+            files = []
+            size = 0
         if is_cut:
             yield from batches(corpus.wanted(file), SLICE_CHARACTERS)
             if corpus.counts.documents == corpus.spec.max_documents:
@@ -141,7 +143,7 @@ def _parts(corpus: Corpus, largest: int) -> Iterator[list[CorpusFile] | list[Doc
         yield files
 
 
-def tokenize(setup: Setup, part: Slice) -> SliceReport:
+def tokenize(setup: Setup, slice_: Slice) -> SliceReport:
     """Write the file of a slice.
 
     Raises:
@@ -151,26 +153,26 @@ def tokenize(setup: Setup, part: Slice) -> SliceReport:
     started = time.perf_counter()
     tokenize_seconds = 0.0
     counts = CorpusCounts()
-    with whole_file(setup.directory / part.name) as unfinished, unfinished.open("xb") as file:
-        documents = _documents(setup, part, counts)
+    with whole_file(setup.directory / slice_.name) as unfinished, unfinished.open("xb") as file:
+        documents = _documents(setup, slice_, counts)
         for batch in batches(documents, _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
             before = time.perf_counter()
             encoded = setup.tokenizer.encode_counted(batch, counts)
             tokenize_seconds += time.perf_counter() - before
-            kept = [
-                (document, ids)
-                for document, ids in zip(batch, encoded, strict=True)
-                if ids is not None
-            ]
-            if not kept:
+            digests = []
+            tokens = []
+            for document, ids in zip(batch, encoded, strict=True):
+                if ids is not None:
+                    digests.append(content_digest(document))
+                    tokens.append(ids)
+            if not tokens:
                 continue
-            digests = b"".join(content_digest(document) for document, _ in kept)
-            tokens = [ids for _, ids in kept]
             lengths = np.array([len(ids) for ids in tokens])
-            # Into a file, numpy says of a full disk only that less is written.
+            # numpy would report a full disk only as fewer bytes written.
             arrays = io.BytesIO()
-            for array in (np.frombuffer(digests, np.uint8), lengths, np.concatenate(tokens)):
-                np.save(arrays, array)
+            np.save(arrays, np.frombuffer(b"".join(digests), np.uint8))
+            np.save(arrays, lengths)
+            np.save(arrays, np.concatenate(tokens))
             file.write(arrays.getbuffer())
         np.save(file, np.empty(0))
         file.write(json.dumps(counts.to_json()).encode())
@@ -178,10 +180,10 @@ def tokenize(setup: Setup, part: Slice) -> SliceReport:
     return SliceReport(read_seconds, tokenize_seconds, os.getpid(), resident_bytes("VmHWM"))
 
 
-def _documents(setup: Setup, part: Slice, counts: CorpusCounts) -> Iterator[Document]:
-    yield from part.documents
-    for file in part.files:
-        yield from setup.corpora[part.corpus].documents(file, counts)
+def _documents(setup: Setup, slice_: Slice, counts: CorpusCounts) -> Iterator[Document]:
+    yield from slice_.documents
+    for file in slice_.files:
+        yield from setup.corpora[slice_.corpus].documents(file, counts)
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ def read_slice(path: Path) -> Iterator[TokenBatch | CorpusCounts]:
     """Yield the batches of a slice's file in order, and then its counts."""
     with output_errors(path), path.open("rb") as file:
         while len(digests := np.load(file)):
-            lengths, ids = np.load(file), np.load(file)
+            lengths = np.load(file)
+            ids = np.load(file)
             yield TokenBatch(digests.tobytes(), np.split(ids, np.cumsum(lengths)[:-1]))
         yield CorpusCounts.from_json(json.load(file))

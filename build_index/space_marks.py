@@ -1,10 +1,10 @@
 """SentencePiece's mark of a space before the first word, for an encoder that has no `Metaspace`.
 
 `transformers` 5 loads the tokenizers of Llama 2's family with the pre-tokenizer `Metaspace`, which
-`fastokens` does not know. Without splitting, it does two things: it replaces each space by the
-mark, which a normalizer does as well, and it puts a mark before sections of the text, which are
-what stands between added tokens (`tokenizers`, pre_tokenizers/metaspace.rs). The second is done
-here, before the text is encoded.
+`fastokens` does not know. Without splitting, `Metaspace` does two things. It replaces each space by
+the mark, which a normalizer does as well. It puts a mark before sections of the text: the texts
+between added tokens (`tokenizers`, pre_tokenizers/metaspace.rs). This module does the second
+before the text is encoded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# Of added tokens that make other sections.
+# Added tokens with these flags make other sections.
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
@@ -34,34 +34,37 @@ class SpaceMarks:
     added: re.Pattern[str]
 
     def before_sections(self, text: str) -> str:
-        """Return a text with marks before its sections, but for
-        those that begin with one, or with a space.
+        """Return a text with marks before its sections.
+
+        A section that begins with a mark or a space gets none.
         """
         if self.scheme == "never" or not text:
             return text
         if self.scheme == "first":
             return text if self.added.match(text) else self._marked(text)
-        return "".join(self._parts(text))
+        return "".join(self._sections(text))
 
-    def _parts(self, text: str) -> Iterator[str]:
-        for number, part in enumerate(self.added.split(text)):
-            yield part if number % 2 else self._marked(part)
+    def _sections(self, text: str) -> Iterator[str]:
+        """Yield the sections, marked, and the added tokens between them."""
+        for number, section in enumerate(self.added.split(text)):
+            yield section if number % 2 else self._marked(section)
 
     def _marked(self, section: str) -> str:
-        return (
-            f"{self.mark}{section}" if section and section[0] not in (" ", self.mark) else section
-        )
+        if not section or section[0] in (" ", self.mark):
+            return section
+        return f"{self.mark}{section}"
 
 
 def without_metaspace(tokenizer: dict[str, Any]) -> tuple[dict[str, Any], SpaceMarks] | None:
     """Return an equal tokenizer without `Metaspace`, for texts with marks before their sections.
 
-    None: there is none.
+    None: the tokenizer has no such equal.
 
     Args:
         tokenizer: the object of a `tokenizer.json`.
     """
-    pre_tokenizer, added = tokenizer.get("pre_tokenizer") or {}, tokenizer.get("added_tokens", [])
+    pre_tokenizer = tokenizer.get("pre_tokenizer") or {}
+    added = tokenizer.get("added_tokens", [])
     if (
         pre_tokenizer.get("type") != "Metaspace"
         or pre_tokenizer.get("split", True)
@@ -71,7 +74,7 @@ def without_metaspace(tokenizer: dict[str, Any]) -> tuple[dict[str, Any], SpaceM
     if any(token[flag] for token in added for flag in _FLAGS):
         return None
     mark = pre_tokenizer["replacement"]
-    # The longest is the token.
+    # Longest first: of several added tokens at one place, the longest counts.
     texts = sorted((token["content"] for token in added), key=len, reverse=True)
     pattern = re.compile(f"({'|'.join(map(re.escape, texts))})" if texts else "((?!))")
     marks = SpaceMarks(mark, pre_tokenizer.get("prepend_scheme", "always"), pattern)

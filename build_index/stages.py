@@ -1,5 +1,6 @@
-"""Both stages of a build at once: corpora are tokenized slice by
-slice, and complete shards are sorted meanwhile.
+"""Both stages of a build at once.
+
+Corpora are tokenized slice by slice, and complete shards are sorted meanwhile.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from build_index.staging import Staging
 from build_index.workers import Workers, worker_error
 
 _SECONDS_BETWEEN_REPORTS = 0.2
-_SLICES_A_WORKER = 2  # begun at once, so that no worker waits
+_SLICES_A_WORKER = 2  # at once, so that no worker waits
 
 
 class Stages:
     """Makes the shards of one build, as far as they are not there; runs once.
 
     Args:
-        corpora: what to read.
-        staging: where the slices and shards are made.
+        corpora: the corpora to read.
+        staging: the directory in which the slices and shards are made.
         shard_tokens: writes the tokens files.
         seen: finds duplicates.
         workers: tokenize and sort.
@@ -117,32 +118,30 @@ class Stages:
 
     def _shards(self) -> Iterator[str]:
         """Yield the name of each shard whose tokens file is complete."""
-        for part, path in self._slices():
+        for slice_, path in self._slices():
             for batch in read_slice(path):
                 if isinstance(batch, CorpusCounts):
-                    self._counts[part.corpus] += batch
+                    self._counts[slice_.corpus] += batch
                 else:
-                    yield from self._store(part.corpus, batch)
+                    yield from self._store(slice_.corpus, batch)
             self._collect(0)
         yield from self._shard_tokens.finish()
 
     def _slices(self) -> Iterator[tuple[Slice, Path]]:
-        """Yield all slices in order, with the files of their tokens.
-
-        Tokenize those that are not there.
-        """
-        most = 1 if self._workers.count == 1 else _SLICES_A_WORKER * self._workers.count
-        begun: deque[tuple[Slice, Path, Future[SliceReport] | None]] = deque()
-        for part in cut(self._corpora):
-            path = self._staging.slices / part.name
-            begun.append((part, path, None if path.exists() else self._workers.submit(part)))
-            if len(begun) >= most:
-                yield self._finished(*begun.popleft())
-        while begun:
-            yield self._finished(*begun.popleft())
+        """Yield all slices in order, with the files of their tokens; absent files are made."""
+        max_pending = 1 if self._workers.count == 1 else _SLICES_A_WORKER * self._workers.count
+        pending: deque[tuple[Slice, Path, Future[SliceReport] | None]] = deque()
+        for slice_ in cut(self._corpora):
+            path = self._staging.slices / slice_.name
+            future = None if path.exists() else self._workers.submit(slice_)
+            pending.append((slice_, path, future))
+            if len(pending) >= max_pending:
+                yield self._finished(*pending.popleft())
+        while pending:
+            yield self._finished(*pending.popleft())
 
     def _finished(
-        self, part: Slice, path: Path, future: Future[SliceReport] | None
+        self, slice_: Slice, path: Path, future: Future[SliceReport] | None
     ) -> tuple[Slice, Path]:
         """Wait for the file of a slice."""
         if future is not None:
@@ -151,18 +150,15 @@ class Stages:
             try:
                 report = future.result()
             except BrokenProcessPool as error:
-                raise worker_error(part) from error
+                raise worker_error(slice_) from error
             self.seconds["read"] += report.read_seconds
             self.seconds["tokenize"] += report.tokenize_seconds
             if report.process != os.getpid():
                 self.peaks[report.process] = report.peak_memory
-        return part, path
+        return slice_, path
 
     def _store(self, corpus: int, batch: TokenBatch) -> Iterator[str]:
-        """Store the documents that are no duplicates.
-
-        Yield the name of each shard that becomes complete.
-        """
+        """Store the documents that are no duplicates, and yield the names of complete shards."""
         self._digests[corpus].update(batch.digests)
         with output_errors(self._seen.directory):
             is_new = self._seen.add(digest_keys(batch.digests))
@@ -191,19 +187,21 @@ class Stages:
     # --- Progress ---------------------------------------------------------------------------------
 
     def _report(self, *, at_once: bool = False) -> None:
-        """Report the progress of the stage that the build waits
-        for, unless the last report is recent.
+        """Report the progress of the stage that the build waits for.
+
+        Without `at_once`, do nothing if the last report is recent.
         """
         now = time.perf_counter()
-        if self._listener is None or (
-            now - self._reported < _SECONDS_BETWEEN_REPORTS and not at_once
-        ):
+        if self._listener is None:
+            return
+        if now - self._reported < _SECONDS_BETWEEN_REPORTS and not at_once:
             return
         self._reported = now
         seconds = now - self._started
         if self._is_tokenized:
-            done, total = self._sorted_positions, self._shard_tokens.position_count
-            self._listener(StageProgress("sorting", done, total, "tokens", seconds))
+            total = self._shard_tokens.position_count
+            progress = StageProgress("sorting", self._sorted_positions, total, "tokens", seconds)
+            self._listener(progress)
         else:
             done = sum(corpus.counts.bytes_read for corpus in self._corpora)
             done += sum(counts.bytes_read for counts in self._counts)

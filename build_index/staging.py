@@ -5,13 +5,13 @@ The complete datastore is renamed out of it.
     ds/                     the old datastore, if there is one; untouched until the very end
     .ds.building/
         lock                held (flock) as long as a build runs
-        plan.json           what is built; written first (build_index/build_plan.py)
-        slices/             tokens of parts of the corpora (build_index/slices.py)
+        plan.json           the plan of the build; written first (build_index/build_plan.py)
+        slices/             tokens of slices of the corpora (build_index/slices.py)
         datastore/          the files of the new datastore
 
-Every file in slices/ and datastore/ is complete: it is written under another name and renamed. A
-build that was killed is resumed by making what is not there. If some of its corpora have changed,
-the slices of the others are kept.
+Every file in slices/ and datastore/ is complete: it is written under a temporary name and renamed.
+A build that was killed is resumed by making the files that are absent. If some of its corpora have
+changed, the slices of the others are kept.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Staging:
         out: the same, with links resolved.
         path: the staging directory.
         datastore: the directory of the new datastore's files.
-        slices: the directory of what is tokenized.
+        slices: the directory of the slices' files.
 
     Raises:
         OutputError: `out` must not be replaced (a file, a directory with other content, a mount
@@ -88,8 +88,8 @@ class Staging:
 
     def __enter__(self) -> Staging:
         with suppress(OSError):
-            for part in self.path.rglob(".*.part"):  # of a process that was killed
-                part.unlink()
+            for temporary in self.path.rglob(".*.tmp"):  # of a process that was killed
+                temporary.unlink()
         return self
 
     def __exit__(
@@ -107,36 +107,37 @@ class Staging:
         self._release()
 
     def start(
-        self, plan: dict[str, Any] | None = None, kept: Mapping[int, int] | None = None
+        self, plan: dict[str, Any] | None = None, unchanged: Mapping[int, int] | None = None
     ) -> None:
-        """Remove the files of an earlier build, make the
-        directories of a new one, and write its plan.
+        """Remove the files of an earlier build, make the directories of a new one, write its plan.
 
         Args:
-            plan: of the new build.
-            kept: numbers of corpora whose slices are those of an earlier build, with the numbers
-                that they had there; if there are any, suffix arrays are kept, too: whoever sorts
+            plan: the plan of the new build.
+            unchanged: numbers of the corpora whose slices of an earlier build are still right, each
+                with its number there. If there are any, suffix arrays stay, too: the sorter
                 compares them with the tokens.
         """
         with output_errors(self.path):
-            # First: what is left by a kill meanwhile cannot be resumed.
+            # The plan goes first: a kill from here on leaves nothing to resume.
             self._plan.unlink(missing_ok=True)
             before = self.path / "before"
-            if kept:
+            if unchanged:
                 shutil.rmtree(before, ignore_errors=True)
                 before.mkdir()
-                numbers = {f"{old:04}": f"{new:04}" for new, old in kept.items()}
+                numbers = {f"{old:04}": f"{new:04}" for new, old in unchanged.items()}
                 for path in self.slices.iterdir():
-                    corpus, _, part = path.name.partition("-")
+                    corpus, _, number = path.name.partition("-")
                     if corpus in numbers:
-                        path.rename(before / f"{numbers[corpus]}-{part}")
+                        path.rename(before / f"{numbers[corpus]}-{number}")
                 for path in self.datastore.glob("*.suffixes"):
                     path.rename(before / path.name)
-            self._remove_files({before} if kept else set())
+            self._remove_files({before} if unchanged else set())
             self.datastore.mkdir()
             self.slices.mkdir()
-            for path in before.iterdir() if kept else ():
-                path.rename((self.datastore if path.suffix else self.slices) / path.name)
+            if unchanged:
+                for path in before.iterdir():
+                    directory = self.datastore if path.suffix else self.slices
+                    path.rename(directory / path.name)
             if plan is not None:
                 with whole_file(self._plan) as path:
                     path.write_text(json.dumps(plan, sort_keys=True), encoding="utf-8")
@@ -154,9 +155,7 @@ class Staging:
             path.write_text(text, encoding="utf-8", newline="")
 
     def remove_other_shards(self, names: Collection[str]) -> None:
-        """Remove the suffix arrays that an earlier build has left,
-        and that are of no shard of this one.
-        """
+        """Remove the suffix arrays of an earlier build that belong to no shard of this one."""
         with output_errors(self.datastore):
             for path in self.datastore.glob("*.suffixes"):
                 if path.stem not in names:
@@ -165,15 +164,15 @@ class Staging:
     def put_in_place(self) -> None:
         """Put the new datastore, whose manifest is written, at `out` in one step.
 
-        Leaving this removes the old one.
+        Leaving this context removes the old datastore.
 
         Raises:
             OutputError: that is not possible, or `out` must not be replaced any more.
         """
         with output_errors(self.out):
             require_replaceable(self.out)
-            for part in self.datastore.glob(".*.part"):  # of a process that was killed
-                part.unlink()
+            for temporary in self.datastore.glob(".*.tmp"):  # of a process that was killed
+                temporary.unlink()
             done = self.path / "done.json"
             if self._plan.exists():
                 self._plan.rename(done)  # the old datastore, which comes here, cannot be resumed
@@ -190,42 +189,39 @@ class Staging:
             sync(self.out.parent)
 
     def _replace_files(self) -> None:
-        """Turn the old datastore into the new one: its manifest, which
-        names the shards, is replaced by one rename.
+        """Turn the old datastore into the new one.
 
-        The new shards get names that are free in the directory, so until then nothing of the old
-        datastore changes, and only the file of its tokenizer may be that of the new one already.
+        One rename replaces the manifest, which names the shards. The new shards get names that are
+        free in the directory. So nothing of the old datastore changes before that rename, but for
+        the file of its tokenizer, which may be the new one.
         """
         manifest = Manifest.read(self.datastore)
-        free = (
+        free_names = (
             name
             for name in map(shard_name, itertools.count())
             if not any(self.out.glob(f"{name}.*"))
         )
-        shards = tuple(replace(shard, name=next(free)) for shard in manifest.shards)
+        shards = tuple(replace(shard, name=next(free_names)) for shard in manifest.shards)
         self.write(MANIFEST_NAME, replace(manifest, shards=shards).to_json())
-        kept = {MANIFEST_NAME, TOKENIZER_FILE_NAME}
+        new_names = {MANIFEST_NAME, TOKENIZER_FILE_NAME}
         for before, after in zip(manifest.shards, shards, strict=True):
             for kind in ("tokens", "suffixes"):
                 (self.datastore / f"{before.name}.{kind}").rename(self.out / f"{after.name}.{kind}")
-                kept.add(f"{after.name}.{kind}")
+                new_names.add(f"{after.name}.{kind}")
         if (self.datastore / TOKENIZER_FILE_NAME).exists():
             (self.datastore / TOKENIZER_FILE_NAME).rename(self.out / TOKENIZER_FILE_NAME)
         sync(self.out)
         (self.datastore / MANIFEST_NAME).rename(self.out / MANIFEST_NAME)
         sync(self.out)
         for entry in self.out.iterdir():
-            if entry.name not in kept:
+            if entry.name not in new_names:
                 with suppress(OSError):  # the next build removes it
                     entry.unlink()
 
     def discard_if_empty(self) -> None:
         """Leave nothing to resume if nothing was made."""
         with output_errors(self.path):
-            made = (
-                path for directory in (self.slices, self.datastore) for path in directory.glob("*")
-            )
-            if next(made, None) is None:
+            if not any(self.slices.iterdir()) and not any(self.datastore.iterdir()):
                 self.discard()
 
     def discard(self) -> None:
@@ -233,10 +229,10 @@ class Staging:
         with output_errors(self.path):
             self._plan.unlink(missing_ok=True)
 
-    def _remove_files(self, kept: Set[Path] = frozenset()) -> None:
-        """Remove all but the lock and `kept`, as far as possible."""
+    def _remove_files(self, excluded: Set[Path] = frozenset()) -> None:
+        """Remove all but the lock and `excluded`, as far as possible."""
         for entry in self.path.iterdir():
-            if entry in kept:
+            if entry in excluded:
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
@@ -246,47 +242,45 @@ class Staging:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give another path to write a file at.
+    """Yield a temporary path to write a file at; at the end, sync and rename the file.
 
-    It is synced and renamed when the block is left without an error.
+    After an error in the block, the temporary file is removed instead.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
-    part = part_of(path)
+    temporary = temporary_path(path)
     try:
         with output_errors(path):
-            yield part
-            publish(part, path)
+            yield temporary
+            publish(temporary, path)
     except BaseException:
         with suppress(OSError):
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 
-def part_of(path: Path) -> Path:
-    """Return where to write a file of the staging directory until it is complete."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+def temporary_path(path: Path) -> Path:
+    """Return a path for a file of the staging directory until it is complete."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
 
 
-def kept_shards(out: Path) -> int:
+def finished_shards(out: Path) -> int:
     """Return the number of tokenized shards of an unfinished build of this datastore."""
     staging = building_directory(_resolved(out))
-    return (
-        sum(1 for _ in (staging / "datastore").glob("shard-*.tokens"))
-        if (staging / PLAN_NAME).is_file()
-        else 0
-    )
+    if not (staging / PLAN_NAME).is_file():
+        return 0
+    return len(list((staging / "datastore").glob("shard-*.tokens")))
 
 
 def resume_hint(out: Path) -> str:
-    """Return what to say after a failure: how to go on with
-    the unfinished build, if there is one.
-    """
+    """Return a hint for the message of a failure: the way to resume the build, if there is one."""
     if not (building_directory(_resolved(out)) / PLAN_NAME).is_file():
         return ""
-    kept = f"{counted(count, 'finished shard')} kept: " if (count := kept_shards(out)) else ""
-    return f" ({kept}continue with --resume)"
+    shards = finished_shards(out)
+    if not shards:
+        return " (continue with --resume)"
+    return f" ({counted(shards, 'finished shard')} kept: continue with --resume)"
 
 
 def shard_name(number: int) -> str:
@@ -295,8 +289,10 @@ def shard_name(number: int) -> str:
 
 
 def final_place(out: Path) -> Path:
-    """Return the path of a new datastore with links resolved, or
-    raise OutputError if it cannot be put there.
+    """Return the path of a new datastore with links resolved.
+
+    Raises:
+        OutputError: the datastore cannot be put there.
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(out)):  # Path has joined the slashes
         raise OutputError(describe(out, "location", "an address", "a directory of this machine"))
@@ -309,7 +305,7 @@ def final_place(out: Path) -> Path:
 def require_replaceable(directory: Path) -> None:
     """Raise OutputError unless nothing, an empty directory or a datastore is there.
 
-    Let other OSErrors through.
+    Errors of the operating system pass through.
     """
 
     def refuse(problem: str, expected: str = "a new one, an empty one or a datastore") -> None:
@@ -328,10 +324,8 @@ def require_replaceable(directory: Path) -> None:
         refuse(f"one with other content ('{names[0]}')")
     foreign = [name for name in names if not _OUR_FILES.fullmatch(name)]
     if foreign:
-        refuse(
-            f"a datastore with other files in it ('{foreign[0]}')",
-            "one without, since it will be replaced",
-        )
+        expected = "one without, since it will be replaced"
+        refuse(f"a datastore with other files in it ('{foreign[0]}')", expected)
 
 
 def is_datastore(directory: Path) -> bool:
@@ -368,17 +362,12 @@ def _resolved(out: Path) -> Path:
 
 
 def _exchanged(first: Path, second: Path) -> bool:
-    """Exchange two directories in one step (renameat2(2)).
-
-    Return False where that is not supported.
-    """
+    """Exchange two directories in one step (renameat2(2)); False: that is not supported."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
-    if (
-        renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
-        == 0
-    ):
+    paths = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second))
+    if renameat2(*paths, _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):

@@ -1,8 +1,7 @@
 """The tokenizer of the target model: documents in, token ids out.
 
-Two rules hold for what is stored. The text of a special token inside a document is text, not a
-control token. Control tokens that a chat template writes around the messages of a conversation are
-control tokens.
+Two rules hold. The text of a special token inside a document is text, not a control token. The
+control tokens that a chat template writes around the messages of a conversation are control tokens.
 
 Both rules rest on a copy of the tokenizer whose control tokens have the same ids and other texts,
 which no document contains: they begin with a Unicode noncharacter. In that copy the original texts
@@ -59,7 +58,7 @@ _SHOWN = 60  # characters of a text in a message
 
 
 class EncoderError(Exception):
-    """`fastokens` gave other tokens than `tokenizers`, or none; the message says for which text."""
+    """`fastokens` gave other tokens than `tokenizers`, or none; the message names the text."""
 
 
 class TargetTokenizer:
@@ -94,7 +93,7 @@ class TargetTokenizer:
         self.identity = TokenizerIdentity.from_tokenizer_json(self._json, name)
         self._template = chat_template
         self._controls = sorted(text for text in self.identity.special_tokens if text)
-        # As `tokenizers` matches them.
+        # `tokenizers` matches the longest, too.
         longest_first = sorted(self._controls, key=len, reverse=True)
         self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._numbers = {text: number for number, text in enumerate(self._controls)}
@@ -103,21 +102,20 @@ class TargetTokenizer:
         self._marked = _open(self._marked_json, name)
         self.identity = replace(self.identity, encoding=sample_digest(self._ids))
         self._dtype = np.dtype(np.uint16 if self.identity.vocabulary_size <= 65535 else np.uint32)
+        self._writer: ConversationWriter | None = None
         self._fast: fastokens.Tokenizer | None = None
         self._space_marks: SpaceMarks | None = None  # that `fastokens` needs
         self._slow_reason = ""
         self._unchecked_after = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: what takes long to derive,
-        without what encodes and shows tokens.
-        """
-        state = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in ("_original", "_marked", "_writer")
-        }
-        return {**state, "_fast": None}
+        """Return the attributes to pickle: all but those that encode and show tokens."""
+        state = dict(vars(self))
+        for name in ("_original", "_marked"):
+            state.pop(name, None)
+        state["_writer"] = None
+        state["_fast"] = None
+        return state
 
     @cached_property
     def _original(self) -> Tokenizer:
@@ -137,11 +135,10 @@ class TargetTokenizer:
         return list(self._marked.encode(text, add_special_tokens=False).ids)
 
     def accelerate(self) -> None:
-        """Encode by `fastokens` from now on, many times as fast,
-        unless it is absent or refuses the tokenizer.
+        """Encode by `fastokens` from now on, many times as fast.
 
-        `tokenizers` encodes the first texts, too, and samples of the others. Encoding may then
-        raise EncoderError.
+        Nothing changes if `fastokens` is absent or refuses the tokenizer. `tokenizers` encodes the
+        first texts, too, and samples of the others, so encoding may raise EncoderError.
         """
         self._unchecked_after = CHECKED_CHARACTERS
         fields = json.loads(self._marked_json)
@@ -152,9 +149,7 @@ class TargetTokenizer:
             self._fast = fastokens.Tokenizer.from_json_str(json.dumps(equal))
         except ImportError:
             self._slow_reason = "fastokens is not installed"
-        except (
-            Exception
-        ) as error:  # it says what it does not know by a ValueError, or what its parser raises
+        except Exception as error:  # a ValueError, or an error of its parser
             self._slow_reason = f"fastokens refuses the tokenizer ({first_line(error)})"
 
     def decelerate(self) -> None:
@@ -169,7 +164,7 @@ class TargetTokenizer:
 
     @property
     def slow_reason(self) -> str:
-        """Why `fastokens` does not encode; empty if it does, or was not asked to."""
+        """The reason that `fastokens` does not encode; empty if it does, or nothing has begun."""
         return "" if self.is_accelerated else self._slow_reason
 
     @property
@@ -184,7 +179,7 @@ class TargetTokenizer:
         return None if self._template is None else self._template.source
 
     def to_json(self) -> str:
-        """Return the `tokenizer.json` that a datastore keeps: the same text for the same tokenizer.
+        """Return the `tokenizer.json` for a datastore: the same text for the same tokenizer.
 
         It has no truncation, padding and BPE dropout, which must not affect a datastore.
         """
@@ -218,11 +213,11 @@ class TargetTokenizer:
     ) -> list[Tokens | None]:
         """Tokenize texts and conversations as `encode_documents` does.
 
-        None: the chat template refuses it.
+        A conversation that the chat template refuses becomes None.
 
         Args:
             documents: texts and conversations.
-            counts: counts what the template refuses and what it leaves out.
+            counts: counts the refusals and the omissions of the template.
 
         Raises:
             CorpusError: there is no chat template.
@@ -239,8 +234,7 @@ class TargetTokenizer:
         return [None if some is None else next(tokens) for some in parts]
 
     def encode_history(self, messages: Sequence[Message]) -> Tokens:
-        """Tokenize a conversation as the chat template shows it:
-        answers before the last turn as history.
+        """Tokenize a conversation as the chat template shows it: earlier answers as history.
 
         Raises:
             CorpusError: there is no chat template, or it refuses the conversation.
@@ -266,8 +260,7 @@ class TargetTokenizer:
         )
 
     def _parts(self, document: Document, left_out: Counter[str]) -> tuple[str, ...]:
-        """Return the text that is encoded: in a conversation, marked
-        texts stand for the template's control tokens.
+        """Return the text to encode; marked texts stand for the control tokens of the template.
 
         An answer of a conversation comes after the end of its prompt.
         """
@@ -304,21 +297,20 @@ class TargetTokenizer:
 
     def _writer_for(self, origin: str) -> ConversationWriter:
         if self._template is None:
-            what = f"the chat template of tokenizer '{self.identity.name}'"
-            raise CorpusError(describe(origin, what, "absent", "one: pass --chat-template FILE"))
+            raise CorpusError(
+                f"{origin}: tokenizer '{self.identity.name}' has no chat template; pass"
+                " --chat-template FILE"
+            )
+        if self._writer is None:
+            self._writer = ConversationWriter(self._template, self._control_text, self._sealed)
         return self._writer
 
-    @cached_property
-    def _writer(self) -> ConversationWriter:
-        assert self._template is not None
-        return ConversationWriter(self._template, self._control_text, self._sealed)
-
     def _sealed(self, text: str) -> str:
-        """Return a text of a message in which those of control tokens are marked as text."""
+        """Return a text of a message in which texts of control tokens are marked as text."""
         return self._with_marks(_unmarked(text), TEXT_MARK)
 
     def _unsealed(self, rendered: str) -> str:
-        """Return what a template wrote, with the control tokens that it wrote marked as such."""
+        """Return the output of a template in which its control tokens are marked as such."""
         marked = self._with_marks(rendered, CONTROL_MARK)
         return re.sub(
             f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: self._controls[int(match[1])], marked
@@ -329,13 +321,21 @@ class TargetTokenizer:
 
     def _encode_texts(self, texts: Sequence[str]) -> list[Tokens]:
         """Return the tokens of texts in which control tokens are marked."""
-        pieces = [list(split_text(text)) for text in texts]
-        tokens: list[Tokens] = []
-        for batch in _batches([piece for parts in pieces for piece in parts]):
-            tokens += self._encode(batch)
-        in_order = iter(tokens)
-        encoded = [list(islice(in_order, len(parts))) for parts in pieces]
-        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
+        pieces: list[str] = []
+        piece_counts = []
+        for text in texts:
+            split = list(split_text(text))
+            pieces += split
+            piece_counts.append(len(split))
+        piece_tokens: list[Tokens] = []
+        for batch in _batches(pieces):
+            piece_tokens += self._encode(batch)
+        in_order = iter(piece_tokens)
+        encoded = []
+        for count in piece_counts:
+            tokens = list(islice(in_order, count))
+            encoded.append(tokens[0] if count == 1 else np.concatenate(tokens))
+        return encoded
 
     def _encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Return the token ids of each text, in which control tokens are marked."""
@@ -343,13 +343,11 @@ class TargetTokenizer:
         if tokens is None:
             return self._encode_slowly(texts)
         indices = [index for index, text in enumerate(texts) if self._is_checked(text)]
-        for index, expected in zip(
-            indices, self._encode_slowly([texts[index] for index in indices]), strict=True
-        ):
-            if not np.array_equal(tokens[index], expected):
-                shown = (
-                    texts[index] if len(texts[index]) <= _SHOWN else texts[index][:_SHOWN] + "..."
-                )
+        expected = self._encode_slowly([texts[index] for index in indices])
+        for index, expected_tokens in zip(indices, expected, strict=True):
+            if not np.array_equal(tokens[index], expected_tokens):
+                text = texts[index]
+                shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
                 raise EncoderError(f"other tokens than tokenizers for {shown!r}")
         return tokens
 
@@ -360,7 +358,7 @@ class TargetTokenizer:
     def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[Tokens] | None:
         """Return the token ids of each text.
 
-        None: a text has a byte that the vocabulary lacks, and no token is it.
+        None: a text has a byte that the vocabulary lacks, and there is no unknown token.
         """
         if self._space_marks is not None:
             texts = [self._space_marks.before_sections(text) for text in texts]
@@ -425,14 +423,13 @@ def _mark_controls(tokenizer: dict[str, Any], numbers: dict[str, int]) -> None:
         ]
     for token in tokenizer["added_tokens"]:
         if token["special"]:
-            # Matched before normalization, which could change or drop the marks.
-            token["content"], token["normalized"] = renamed(token["content"]), False
+            token["content"] = renamed(token["content"])
+            token["normalized"] = False  # normalization could change or drop the marks
     tokenizer["post_processor"] = None
 
 
 def split_text(text: str) -> Iterator[str]:
-    """Yield the text in pieces of at most PIECE_CHARACTERS, cut
-    after a line end where there is one.
+    """Yield the text in pieces of at most PIECE_CHARACTERS, cut after line ends where possible.
 
     No piece ends within the marked text of a control token, which holds no line end.
     """
@@ -454,7 +451,8 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
     for text in texts:
         if batch and size + len(text) > BATCH_CHARACTERS:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(text)
         size += len(text)
     if batch:

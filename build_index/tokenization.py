@@ -17,7 +17,7 @@ from rest_store.extras import named_extras
 from rest_store.loading import tokenizer as loading
 from rest_store.loading.local_path import local_path
 
-__all__ = ["TargetTokenizer", "load_tokenizer", "loaded_apart"]
+__all__ = ["TargetTokenizer", "load_in_process", "load_tokenizer"]
 
 _LOAD = """
 import sys
@@ -46,7 +46,7 @@ def load_tokenizer(tokenizer: object, *, chat_template: str | None = None) -> Ta
         chat_template: a file with a Jinja template, or its text, instead of the tokenizer's own.
 
     Raises:
-        TokenizerLoadError: as there, or the template cannot be read.
+        TokenizerLoadError: as that function does, or the template cannot be read.
     """
     template = None if chat_template is None else read_template(chat_template)
     loaded = loading.load_tokenizer(tokenizer)
@@ -57,22 +57,21 @@ def load_tokenizer(tokenizer: object, *, chat_template: str | None = None) -> Ta
     return TargetTokenizer(loaded.json, name, compiled)
 
 
-def loaded_apart(tokenizer: object) -> object:
-    """Return what `load_tokenizer` takes, loaded by a process of
-    its own if `transformers` has to do it.
+def load_in_process(tokenizer: object) -> object:
+    """Return an argument for `load_tokenizer`, loaded by a process of its own if that saves memory.
 
-    It would import torch, if that is installed, which takes 190 MiB of this process for good, and
-    most of the time.
+    `transformers` would import torch, if that is installed. That takes 190 MiB of this process for
+    good, and most of the time.
 
     Raises:
-        TokenizerLoadError: as `load_tokenizer`.
+        TokenizerLoadError: as `load_tokenizer` does.
     """
     if "torch" in sys.modules or not isinstance(tokenizer, str | os.PathLike):
         return tokenizer
     if os.path.isfile(local_path(tokenizer)):  # noqa: PTH113
         return tokenizer
     name = os.fspath(tokenizer)
-    quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}  # that torch is absent
+    quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}  # no warning that torch is absent
     environment = {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "tokenizer"

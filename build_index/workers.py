@@ -1,4 +1,4 @@
-"""Who works for a build: this process, processes beside it, or (ray_workers.py) a Ray cluster."""
+"""The workers of a build: this process, processes beside it, or (ray_workers.py) a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from build_index.shard_sorter import sort_shard
 from build_index.slices import Setup, Slice, SliceReport, tokenize
 from rest_store.errors import WorkerError
 
-# Bytes of corpora for each worker: it takes a second to start, in which the build reads as much.
+# Bytes of corpora that are worth a worker: the build reads as much in the second of its start.
 _SHARE = 32 << 20
 
 
@@ -26,7 +26,7 @@ class Workers:
     """This process, which tokenizes a slice as soon as it is submitted, and sorts in threads.
 
     Args:
-        setup: of the build.
+        setup: the setup of the build.
         sorts: shards sorted at once.
 
     Attributes:
@@ -40,14 +40,14 @@ class Workers:
         self.sorts = sorts
         self._is_open = True
 
-    def submit(self, part: Slice) -> Future[SliceReport]:
+    def submit(self, slice_: Slice) -> Future[SliceReport]:
         """Tokenize a slice.
 
-        The future raises what `tokenize` does, and WorkerError if a worker ends.
+        The future raises the errors of `tokenize`, and WorkerError if a worker ends.
         """
         future: Future[SliceReport] = Future()
         try:
-            future.set_result(tokenize(self._setup, part))
+            future.set_result(tokenize(self._setup, slice_))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -69,7 +69,7 @@ class Workers:
         return future
 
     def close(self) -> None:
-        """End all work; what is being sorted is not written."""
+        """End all work; shards that are being sorted are not written."""
         self._is_open = False
 
 
@@ -77,8 +77,8 @@ class Processes(Workers):
     """Processes on this machine that tokenize; they end with this process, even when it is killed.
 
     Args:
-        setup: of the build.
-        count: how many.
+        setup: the setup of the build.
+        count: number of processes.
         sorts: shards sorted at once, in threads of this process.
     """
 
@@ -89,13 +89,13 @@ class Processes(Workers):
             count, multiprocessing.get_context("spawn"), _begin, (setup,)
         )
 
-    def submit(self, part: Slice) -> Future[SliceReport]:
+    def submit(self, slice_: Slice) -> Future[SliceReport]:
         """See `Workers.submit`; starts a process, as long as there are too few."""
         try:
             with _interrupts_later():
-                return self._pool.submit(_tokenize, part)
+                return self._pool.submit(_tokenize, slice_)
         except BrokenProcessPool as error:
-            raise worker_error(part) from error
+            raise worker_error(slice_) from error
 
     def close(self) -> None:
         """See `Workers.close`."""
@@ -109,61 +109,67 @@ class Processes(Workers):
 def _interrupts_later() -> Iterator[None]:
     """Hold SIGINT back from the processes that are started inside, and from this one meanwhile.
 
-    A terminal sends it to all processes of a build. One that is starting would print where it was
-    interrupted, and so would one whose parent is interrupted before it has said all that it should
-    do. They ignore it once they are there (`_begin`). The signal is blocked for this thread and so
-    for processes that it starts, and noted for this process, to which the system may deliver it by
-    another thread.
+    A terminal sends it to all processes of a build. A starting process would print a traceback, and
+    so would one whose parent is interrupted before it has sent the whole setup. Later they ignore
+    the signal (`_begin`). This function blocks the signal for this thread, and so for the processes
+    that it starts. A handler notes the signal for this process, because the system may deliver it
+    to another thread.
     """
-    # To which Python delivers signals.
+    # Python runs handlers of signals in the main thread alone.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    signals: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
-        # What was held back is delivered here, at once.
+        # A signal that was held back is delivered here, at once.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
-        if came:
+        if signals:
             signal.raise_signal(signal.SIGINT)
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, or
-    where that is unknown, as on macOS, of all.
+    """Return the number of cores that this process may use.
+
+    It is the number of all cores where the system does not tell, as on macOS.
     """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
-def useful_processes(most: int, corpora: Sequence[Corpus]) -> int:
-    """Return how many worker processes, at most `most`, are worth their start; 0: none.
+def worker_count(max_workers: int, corpora: Sequence[Corpus]) -> int:
+    """Return the number of worker processes that are worth their start, at most `max_workers`.
 
-    Without them, this process reads and tokenizes, by as many threads. What is read in part does
+    With 0, this process reads and tokenizes, by as many threads. Corpora with `max_documents` do
     not count.
     """
-    known = sum(corpus.size for corpus in corpora if corpus.spec.max_documents is None)
-    return min(most, known // _SHARE) if most > 1 else 0
+    if max_workers == 1:
+        return 0
+    size = sum(corpus.size for corpus in corpora if corpus.spec.max_documents is None)
+    return min(max_workers, size // _SHARE)
 
 
-def worker_error(part: Slice) -> WorkerError:
-    """Return the error for a process that has ended while a slice was waited for."""
+def worker_error(slice_: Slice) -> WorkerError:
+    """Return the error for a process that has ended before its slice was complete."""
     return WorkerError(
-        f"{part.where}: a process that reads and tokenizes has ended, perhaps for want of memory"
+        f"{slice_.where}: a process that reads and tokenizes has ended, perhaps for want of memory"
         " (--memory, --workers); a program that builds needs `if __name__ == '__main__':`"
     )
 
 
 def limit_threads(number: int) -> None:
-    """Let this process tokenize by so many threads, if it has not
-    tokenized yet: the packages read this only once.
+    """Let this process tokenize by so many threads.
 
-    One is a pool of one thread, too. It encodes by half as fast again as the main thread, which
-    `TOKENIZERS_PARALLELISM=false` asks for: the allocator gives it an arena that Python's objects
-    are not in.
+    The packages read the setting once, so it has no effect after the first text.
+
+    With one thread it is a pool of one. That pool encodes half as fast again as the main thread,
+    which `TOKENIZERS_PARALLELISM=false` would use: the allocator gives the pool an arena without
+    Python's objects.
     """
     os.environ.update(RAYON_NUM_THREADS=str(number), TOKENIZERS_PARALLELISM="true")
 
@@ -175,7 +181,7 @@ _setup: Setup | None = None
 
 def _begin(setup: Setup) -> None:
     global _setup
-    # Which are for the build, and may be sent to all its processes.
+    # These signals may go to all processes of a build; its main process acts on them.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # see `_interrupts_later`
@@ -199,6 +205,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _tokenize(part: Slice) -> SliceReport:
-    assert _setup is not None
-    return tokenize(_setup, part)
+def _tokenize(slice_: Slice) -> SliceReport:
+    if _setup is None:
+        raise RuntimeError("a worker process got a slice before its setup")
+    return tokenize(_setup, slice_)

@@ -43,14 +43,13 @@ if TYPE_CHECKING:
 
 
 class _Group(Group):
-    """A group that turns our errors, and Ctrl-C, into one line on
-    standard error and an exit status.
+    """A group that turns our errors, and Ctrl-C, into one line and an exit status.
 
     Commands of other packages are named `module:attribute` and imported when they run or show their
     help.
     """
 
-    elsewhere = {  # noqa: RUF012  read only
+    imports = {  # noqa: RUF012  read only
         "build": "build_index.cli:build",
         "serve": "rest_store.service.server.command:serve",
         "bench": "rest_store.bench.command:bench",
@@ -61,14 +60,12 @@ class _Group(Group):
     }
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*super().list_commands(context), *self.elsewhere])
+        return sorted([*super().list_commands(context), *self.imports])
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        return (
-            _imported(self.elsewhere[name])
-            if name in self.elsewhere
-            else super().get_command(context, name)
-        )
+        if name in self.imports:
+            return _imported(self.imports[name])
+        return super().get_command(context, name)
 
     def invoke(self, context: click.Context) -> Any:
         # A path may hold bytes that are not UTF-8; JSON knows \udc80 too.
@@ -76,9 +73,9 @@ class _Group(Group):
             sys.stdout.reconfigure(errors="backslashreplace")
         if os.environ.get("NO_COLOR"):  # https://no-color.org
             context.color = False
-        # Before gRPC is imported: its own lines are for its developers.
+        # gRPC reads this at its import. Its own lines of log are for its developers.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-        # Before torch is imported: its threads wait asleep after microseconds.
+        # torch's OpenMP reads this at its import. Its idle threads then sleep after microseconds.
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         with warnings.catch_warnings():
@@ -117,9 +114,9 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
 
 
 def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a table by the names that click has for options.
+    """Return a table of defaults with the names that click has for options.
 
-    For a group, one table for each command.
+    The table of a group has one table for each command.
     """
     context = click.Context(command)
     defaults = {}
@@ -147,20 +144,15 @@ def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict
     type=FILE,
     callback=_configure,
     expose_value=False,
-    help=(
-        "TOML file with a table for each command, such as [serve], of what its options are unless"
-        " they are given."
-    ),
+    help="TOML file of default option values, with a table for each command, such as [serve].",
 )
 def main() -> None:
-    """Retrieval-based speculative decoding: build, query and serve
-    datastores, and generate with them.
-    """
+    """Retrieval-based speculative decoding: build, query, serve and generate with datastores."""
 
 
 def build_main() -> None:
     """Run `rest-store build` under the name `rest-build`."""
-    _imported(_Group.elsewhere["build"]).main(prog_name="rest-build")
+    _imported(_Group.imports["build"]).main(prog_name="rest-build")
 
 
 @main.command(epilog="Example: rest-store info python.ds")
@@ -200,11 +192,11 @@ def info(location: str, access: Access, timeout: float, as_json: bool) -> None:
         "bytes_per_token": round(description.size / description.token_count, 3),
         **manifest,
     }
-    click.echo(json.dumps(facts, ensure_ascii=False) if as_json else table(_rows(description)))
+    click.echo(json.dumps(facts, ensure_ascii=False) if as_json else table(_facts(description)))
 
 
-def _rows(description: DatastoreInfo) -> Iterator[tuple[str, str]]:
-    """Yield what `info` shows, the most important first."""
+def _facts(description: DatastoreInfo) -> Iterator[tuple[str, str]]:
+    """Yield the names and values that `info` shows, the most important first."""
     tokenizer = description.tokenizer
     yield "datastore", str(description.path)
     yield (
@@ -250,7 +242,7 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
     if is_live(datastore):
         from rest_store.live.check import check_live
 
-        full = False  # its segments are sorted again from its documents as often as that is needed
+        full = False  # a live datastore sorts its segments again whenever that is needed
         shards, tokens = check_live(datastore, announce=announce)
     else:
         store = check_datastore(
@@ -264,10 +256,9 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**verified, "shards": shards, "tokens": tokens}))
     else:
-        what = "every suffix compared" if full else "checksums compared"
-        click.echo(
-            f"{datastore}: valid: {counted(shards, 'shard')}, {counted(tokens, 'token')}, {what}"
-        )
+        size = f"{counted(shards, 'shard')}, {counted(tokens, 'token')}"
+        checks = "every suffix compared" if full else "checksums compared"
+        click.echo(f"{datastore}: valid: {size}, {checks}")
 
 
 @main.command(epilog='Example: rest-store query python.ds --text "for i "')
@@ -323,8 +314,7 @@ def query(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Show the longest match of a context in the datastore at
-    LOCATION, its count, and the draft tree.
+    """Show the longest match of a context in a datastore, its count, and the draft tree.
 
     LOCATION is a directory, frozen or live, or the address of a service, HOST:PORT or unix:/path. A
     service has no tokenizer: pass --tokenizer with --text.
@@ -338,13 +328,12 @@ def query(
             with DatastoreClient(
                 datastore, datastore=names or None, **access.arguments()
             ) as client:
-                # First: it may not be there at all.
+                # This call comes first, since the service may be absent.
                 name = client.info(timeout=timeout).tokenizer.name
-            missing = (
+            raise click.UsageError(
                 "a service has no tokenizer: pass --tokenizer (its datastores have"
-                f" {one_line(name)})"
+                f" {one_line(name)}), or --tokens instead of --text"
             )
-            raise click.UsageError(f"{missing}, or --tokens instead of --text")
         target: Any = _load_tokenizer(tokenizer) if tokenizer is not None else None
         store: Any = DatastoreClient(
             datastore,
@@ -362,11 +351,12 @@ def query(
     with contextlib.closing(store):
         tree = store.draft(context, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
     if as_json:
-        text_of = target.token_text if target is not None else None
-        click.echo(json.dumps(draft_as_json(tree, context, text_of), ensure_ascii=False))
+        token_text = target.token_text if target is not None else None
+        click.echo(json.dumps(draft_as_json(tree, context, token_text), ensure_ascii=False))
+    elif target is None:
+        click.echo(draw_draft(tree, context, str))
     else:
-        label = str if target is None else lambda token: repr(target.token_text(token))
-        click.echo(draw_draft(tree, context, label))
+        click.echo(draw_draft(tree, context, lambda token: repr(target.token_text(token))))
 
 
 def _ids(tokens: str) -> list[int]:
@@ -378,7 +368,7 @@ def _ids(tokens: str) -> list[int]:
 
 
 def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
-    """Return the tokenizer named, or the one stored in the datastore.
+    """Return the tokenizer of this name, or the one stored in the datastore.
 
     Unless the tokenizer is `needed`, return None where none is stored or the package that reads it
     is not installed.

@@ -1,6 +1,4 @@
-"""Options and settings that commands of several packages share, so
-that they are the same everywhere.
-"""
+"""Options and settings that commands of several packages share."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ device_option = click.option(
 
 
 class RenamedOptions(click.Command):
-    """A command some of whose options had another name: for one
-    more release that one works too, with a note.
+    """A command with renamed options: an old name works for one more release, with a note.
 
     Args:
         renamed: the new name of each option by its old one, such as {"--memory": "--history"}.
@@ -72,9 +69,7 @@ class RenamedOptions(click.Command):
 
 
 class Group(click.Group):
-    """A group of commands that shows the first sentence of each in
-    full, and knows which name is meant.
-    """
+    """A group of commands that lists whole first sentences, and suggests similar names."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""
@@ -110,11 +105,12 @@ class FloatRange(click.FloatRange):
         return number
 
 
-def to_be_written(
+def check_writable(
     context: click.Context, parameter: click.Parameter, path: Path | None
 ) -> Path | None:
-    """Make the folder of a file to be written, and refuse one that
-    cannot be, before anything costly is done.
+    """Make the folder of an output file, and refuse a file that cannot be written.
+
+    This comes before anything costly.
     """
     if path is not None and not context.resilient_parsing:
         try:

@@ -1,4 +1,4 @@
-"""The optional packages: which extra installs each."""
+"""The optional packages, and the extra that installs each."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ EXTRAS = {
 
 @contextmanager
 def named_extras(where: str) -> Iterator[None]:
-    """Import packages inside.
+    """Turn the error of an absent package into one that names the extra to install.
 
-    One of an extra that is not installed raises an error which names the extra.
+    The packages are imported inside the block.
 
     Args:
-        where: what needs the packages.
+        where: the module or command that needs the packages.
 
     Raises:
         MissingExtraError: a package of an extra is missing; of any other, its own error.

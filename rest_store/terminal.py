@@ -1,4 +1,4 @@
-"""What commands say on a terminal while they work, and the draft trees that they show."""
+"""Messages of commands on a terminal while they work, and the draft trees that they show."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import click
 
 from rest_store.datastore.render import counted, one_line
 
-if TYPE_CHECKING:  # what is loading can be said although numpy cannot be imported
+if TYPE_CHECKING:  # `loading` works even where numpy cannot be imported
     from rest_store.datastore.tree import TokenTree
 
 
 @contextmanager
-def loading(what: str) -> Iterator[None]:
+def loading(thing: str) -> Iterator[None]:
     """Show on a terminal that something is loaded, and in the end the seconds that it took.
 
     Args:
-        what: such as "tokenizer SmolLM2.gguf".
+        thing: its name, such as "tokenizer SmolLM2.gguf".
     """
     if not sys.stderr.isatty():
         yield
         return
     began = time.perf_counter()
-    click.echo(f"loading {one_line(what)} ...", nl=False, err=True)
+    click.echo(f"loading {one_line(thing)} ...", nl=False, err=True)
     try:
         yield
     except BaseException:
@@ -37,13 +37,14 @@ def loading(what: str) -> Iterator[None]:
 
 
 def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], str]) -> str:
-    """Return the match and the tree as lines of text, most frequent
-    branches first, chains of equal counts on one line.
+    """Return the match and the tree as lines of text, the most frequent branches first.
+
+    A chain of equal counts stands on one line.
 
     Args:
-        tree: what a source drafted for `context`.
+        tree: a draft for `context`.
         context: the tokens so far, oldest first.
-        label: the text to show for a token id.
+        label: a function from a token id to its text.
     """
     length, count = tree.match
     if length == 0:
@@ -75,25 +76,23 @@ def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], s
 
 
 def draft_as_json(
-    tree: TokenTree, context: Sequence[int], text_of: Callable[[int], str] | None = None
+    tree: TokenTree, context: Sequence[int], token_text: Callable[[int], str] | None = None
 ) -> dict[str, Any]:
     """Return the match and the tree as a JSON object.
 
-    Nodes in tree order, `parent` -1 for a child of the context.
+    Nodes stand in the order of the tree; `parent` is -1 for a child of the context. With
+    `token_text`, a function from a token id to its text, nodes have texts.
     """
-    columns = zip(
-        tree.tokens.tolist(),
-        tree.parents.tolist(),
-        tree.depths.tolist(),
-        tree.counts.tolist(),
-        strict=True,
-    )
-    nodes: list[dict[str, Any]] = [
-        {"token": token, "parent": parent, "depth": depth, "count": count}
-        for token, parent, depth, count in columns
-    ]
-    if text_of is not None:
-        for node in nodes:
-            node["text"] = text_of(node["token"])
+    nodes: list[dict[str, Any]] = []
+    for index in range(len(tree)):
+        node: dict[str, Any] = {
+            "token": int(tree.tokens[index]),
+            "parent": int(tree.parents[index]),
+            "depth": int(tree.depths[index]),
+            "count": int(tree.counts[index]),
+        }
+        if token_text is not None:
+            node["text"] = token_text(node["token"])
+        nodes.append(node)
     match = {"length": tree.match.length, "count": tree.match.count}
     return {"context": list(context), "match": match, "nodes": nodes}

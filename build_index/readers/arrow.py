@@ -1,5 +1,4 @@
-"""Arrow files and streams (IPC), as `datasets` keeps its data and
-pandas and polars write Feather: a document a row.
+"""Arrow files and streams (IPC), a document a row: data sets of `datasets`, Feather of pandas.
 
 A record batch is held at once, of all columns if the file is a stream: `datasets` writes batches of
 at most 1,000 rows.
@@ -40,8 +39,7 @@ def is_arrow(head: bytes) -> bool:
 
 
 def arrow_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list[str], str]:
-    """Return the columns of an Arrow file that may hold documents,
-    and all its columns as a text for messages.
+    """Return the columns of an Arrow file that may hold documents, and all columns as a text.
 
     Raises:
         CorpusFormatError: not an intact Arrow file.
@@ -51,7 +49,7 @@ def arrow_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list[s
 
 
 def read_arrow(
-    file: BinaryIO, where: str, records: RecordReader, max_bytes: int, rows: Sequence[str] = ()
+    file: BinaryIO, where: str, records: RecordReader, max_bytes: int, row_files: Sequence[str] = ()
 ) -> Iterator[Document]:
     """Yield the documents of an Arrow file or stream.
 
@@ -61,8 +59,8 @@ def read_arrow(
         file: its bytes.
         where: its name in messages.
         records: extracts the document of each row.
-        max_bytes: most bytes that pyarrow reads at once: a record batch.
-        rows: Arrow files with the numbers of the rows to read, in any order; none: all.
+        max_bytes: bound on the bytes that pyarrow reads at once: a record batch.
+        row_files: Arrow files with the numbers of the rows to read, in any order; none: all rows.
 
     Yields:
         Documents, with the file and the row as `origin`.
@@ -81,7 +79,7 @@ def read_arrow(
             )
         places = [table.schema.get_field_index(name) for name in columns]
         reader = TableReader(table.schema, columns, records, where)
-    chosen = _row_numbers(rows) if rows else None
+    chosen = _row_numbers(row_files) if row_files else None
     first = 0  # row of the batch
     with _opened(file, where, places, max_bytes) as (_, batches):
         for unchecked in batches:
@@ -90,7 +88,8 @@ def read_arrow(
             first += batch.num_rows
             if chosen is not None:
                 is_chosen = np.isin(numbers, chosen, assume_unique=True)
-                batch, numbers = batch.filter(_mask(is_chosen)), numbers[is_chosen]
+                batch = batch.filter(_mask(is_chosen))
+                numbers = numbers[is_chosen]
             size = rows_at_once(batch.nbytes, batch.num_rows)
             for start in range(0, batch.num_rows, size):
                 yield from reader.documents(
@@ -102,13 +101,13 @@ def read_arrow(
 def _opened(
     file: BinaryIO, where: str, columns: list[int] | None = None, max_bytes: int | None = None
 ) -> Iterator[tuple[Any, Iterator[Any]]]:
-    """Give the reader of pyarrow, which has the schema, and the record batches.
+    """Yield the reader of pyarrow, which has the schema, and the record batches.
 
     Args:
         file: its bytes.
         where: its name in messages.
         columns: places of the columns to read; None: all.
-        max_bytes: most bytes read at once; None: no bound.
+        max_bytes: bound on the bytes read at once; None: no bound.
     """
     with pyarrow_errors(where, _KIND) as pyarrow:
         file.seek(0)
@@ -127,14 +126,14 @@ def _opened(
         except OSError:
             if bounded.error is None:
                 raise
-            raise bounded.error from None  # which pyarrow has put into one of its own
+            raise bounded.error from None  # instead of pyarrow's error around it
 
 
 def _checked(batch: Any, columns: Sequence[str]) -> Any:
-    """Return the columns of a record batch, after a look at all
-    offsets, which pyarrow would follow anywhere.
+    """Return the columns of a record batch, after a check of all offsets.
 
-    Texts become bytes: whether they are UTF-8 is seen row by row.
+    pyarrow would follow an offset to any address. Texts become bytes, so that each row is checked
+    for UTF-8 later.
     """
     import pyarrow
     import pyarrow.types as types
@@ -152,31 +151,31 @@ def _checked(batch: Any, columns: Sequence[str]) -> Any:
 
 
 class _Bounded:
-    """A file that pyarrow cannot close, and of which it reads no
-    more at once than there is room for.
+    """A file that pyarrow cannot close, with a bound on the bytes that it reads at once.
 
     Attributes:
-        error: raised to pyarrow; None: there was always room.
+        error: the error raised to pyarrow; None: no read exceeded the bound.
     """
 
     closed = False
     error: HeldAtOnceError | None = None
 
     def __init__(self, file: BinaryIO, where: str, max_bytes: int | None) -> None:
-        self.seek, self.tell = file.seek, file.tell
+        self.seek = file.seek
+        self.tell = file.tell
         self._file = file
         self._where = where
-        self._most_bytes = max_bytes
+        self._max_bytes = max_bytes
         self._size = file.seek(0, io.SEEK_END)
         file.seek(0)
 
     def read(self, size: int = -1) -> bytes:
         if size > self._size - self._file.tell():
             return b""  # so that pyarrow says that the file is too short
-        if self._most_bytes is not None and size > self._most_bytes:
+        if self._max_bytes is not None and size > self._max_bytes:
             again = "smaller batches (writer_batch_size of datasets, max_chunksize of pyarrow)"
-            self.error = HeldAtOnceError.of(
-                self._where, "a record batch", size, self._most_bytes, again
+            self.error = HeldAtOnceError.for_size(
+                self._where, "a record batch", size, self._max_bytes, again
             )
             raise self.error
         return self._file.read(size)
@@ -199,13 +198,13 @@ class _Bounded:
 
 def _row_numbers(paths: Sequence[str]) -> Any:
     """Return the sorted numbers of the rows that belong to a data set: int64[n]."""
-    parts = []
+    arrays = [np.empty(0, np.int64)]
     for path in paths:
         with open_file(path) as file, _opened(file, path) as (_, batches):
-            parts += [
-                batch.column(0).to_numpy(zero_copy_only=False).astype(np.int64) for batch in batches
-            ]
-    return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+            for batch in batches:
+                column = batch.column(0).to_numpy(zero_copy_only=False)
+                arrays.append(column.astype(np.int64))
+    return np.unique(np.concatenate(arrays))
 
 
 def _mask(is_chosen: Any) -> Any:

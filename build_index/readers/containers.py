@@ -18,10 +18,19 @@ from build_index.documents import well_formed
 from rest_store.errors import CorpusFormatError, RestStoreError, describe, first_line
 
 ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
-_TAR_MAGIC, _TAR_OFFSET = b"ustar", 257
+_TAR_MAGIC = b"ustar"
+_TAR_OFFSET = 257
+# Errors that the packages raise for damage.
 _DAMAGE = (
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error),
-    *(EOFError, NotImplementedError, OSError, OverflowError, ValueError),
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    ValueError,
 )
 _HELD_BYTES = 8 << 20  # of a file in memory; larger ones go to disk
 _CHUNK = 1 << 20
@@ -35,7 +44,7 @@ class Member:
         name: its path, with forward slashes and without a slash or `..` that would lead out of the
             archive.
         size: bytes.
-        content: what can be read of it, until the next one is asked for; None: it is encrypted.
+        content: its bytes, which can be read until the next member is taken; None: it is encrypted.
     """
 
     name: str
@@ -63,12 +72,12 @@ def tar_members(stream: io.BufferedReader, where: str) -> Iterator[Member]:
         tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive,
     ):
         while (entry := archive.next()) is not None:
-            archive.members = []  # type: ignore[attr-defined]  # which it would remember all
+            archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all members
             if entry.isreg():
                 yield Member(
                     _relative(entry.name), entry.size, cast(BinaryIO, archive.extractfile(entry))
                 )
-        # `next` takes a damaged header for the end, behind which there are only zeros.
+        # `next` takes a damaged header for the end. Behind the true end there are only zeros.
         while data := stream.read(_CHUNK):
             if data.strip(b"\0"):
                 raise tarfile.ReadError("a header is damaged")
@@ -93,7 +102,7 @@ def zip_members(file: BinaryIO, where: str) -> Iterator[Member]:
 
 @contextmanager
 def seekable(head: bytes, content: BinaryIO, where: str) -> Iterator[BinaryIO]:
-    """Give a file of an archive as one in which one can seek.
+    """Yield a file of an archive as a seekable file.
 
     Args:
         head: its first bytes.
@@ -113,19 +122,19 @@ def seekable(head: bytes, content: BinaryIO, where: str) -> Iterator[BinaryIO]:
 
 
 def _relative(name: str) -> str:
-    parts = well_formed(name).replace("\\", "/").split("/")
-    return "/".join(part for part in parts if part not in ("", ".", ".."))
+    names = well_formed(name).replace("\\", "/").split("/")
+    return "/".join(name for name in names if name not in ("", ".", ".."))
 
 
 @contextmanager
 def archive_errors(where: str) -> Iterator[None]:
-    """Name the archive, or a file in it, in what reading it raises inside."""
+    """Turn errors of reading an archive into a CorpusFormatError that names it or a file in it."""
     try:
         yield
     except RestStoreError:
         raise
     except _DAMAGE as error:
-        # Of seeking to where nothing can be.
+        # EINVAL comes from seeking to an impossible position of a damaged archive.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         problem = f"damaged or truncated ({first_line(error)})"

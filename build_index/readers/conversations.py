@@ -1,10 +1,9 @@
-"""Conversations in records: turns of the layouts that data sets and
-logs of engines have, as messages.
+"""Conversations in records: from turns, in the layouts of data sets and of logs, to messages.
 
 A turn is an object with `role` and `content` (OpenAI), one with `from` and `value` (ShareGPT), or a
-text alone, whose role follows from its place. Content may be a text, null, or a list of parts. What
-a model wrote besides its text, calls of tools and reasoning, is kept under one name whichever the
-record has.
+text alone, whose role follows from its place. Content may be a text, null, or a list of parts. The
+calls of tools and the reasoning of a model have one name each in a message, whichever name the
+record uses.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from typing import Any, TypeGuard
 from build_index.documents import Message, well_formed
 from rest_store.errors import CorpusFormatError, describe
 
-# ShareGPT's.
+# Roles of ShareGPT.
 _ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
-# Names of one thing, in engines and templates.
+# Names of reasoning in engines and templates.
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _REASONING_PARTS = ("thinking", "reasoning")
-_KEPT_FIELDS = ("tool_call_id", "name")
+_OTHER_FIELDS = ("tool_call_id", "name")
 _EXPECTED = "role and content"
 _ABSENT = object()
 _PART_TYPE = re.compile(r"[a-z_]{1,30}")
 
 
-def messages_of(
+def parse_messages(
     turns: Sequence[object], origin: str, field: str, left_out: Counter[str]
 ) -> tuple[Message, ...]:
     """Return the messages of a conversation; none if no turn holds more than white space.
@@ -44,40 +43,39 @@ def messages_of(
         left_out: counts parts of content that are not text, such as images.
 
     Raises:
-        CorpusFormatError: a turn has no role, or nothing that was said.
+        CorpusFormatError: a turn has no role, or no content.
     """
     messages: list[Message] = []
     has_content = False
     for number, turn in enumerate(turns):
-        role, content, more = ("user", "assistant")[number % 2], turn, dict[str, Any]()
+        role = "user" if number % 2 == 0 else "assistant"
+        content = turn
+        more: dict[str, Any] = {}
         where = f"turn {number} of '{field}'"
         if isinstance(turn, Mapping):
-            role, content = (
-                _role(turn, origin, where),
-                turn.get("content", turn.get("value", _ABSENT)),
-            )
+            role = _role(turn, origin, where)
+            content = turn.get("content", turn.get("value", _ABSENT))
             more = _more(turn, content)
-            said = "tool_calls" in more or "reasoning_content" in more
-            if content is _ABSENT and not said:
+            has_more = "tool_calls" in more or "reasoning_content" in more
+            if content is _ABSENT and not has_more:
                 raise CorpusFormatError(
                     describe(origin, where, f"one with {fields_text(turn)}", _EXPECTED)
                 )
-            if content is None or content is _ABSENT or (content == "" and said):
+            if content is None or content is _ABSENT or (content == "" and has_more):
                 content = ""
-                more |= {"content": None} if said else {}  # templates ask for it
+                if has_more:
+                    more["content"] = None  # templates read it
             elif _is_list_of_parts(content):
                 content = _joined(content, left_out)
-            has_content |= said
+            has_content |= has_more
         if not isinstance(content, str):
             expected = f"a text, or {_EXPECTED}"
-            raise CorpusFormatError(describe(origin, where, f"a {kind_of(content)}", expected))
+            raise CorpusFormatError(describe(origin, where, f"a {json_type(content)}", expected))
         has_content |= bool(content) and not content.isspace()
-        parts = (
-            (role, content, json.dumps(more, ensure_ascii=False, default=str))
-            if more
-            else (role, content)
-        )
-        messages.append(tuple(map(well_formed, parts)))
+        message = [role, content]
+        if more:
+            message.append(json.dumps(more, ensure_ascii=False, default=str))
+        messages.append(tuple(map(well_formed, message)))
     return tuple(messages) if has_content else ()
 
 
@@ -89,25 +87,23 @@ def _role(turn: Mapping[str, Any], origin: str, where: str) -> str:
 
 
 def _more(turn: Mapping[str, Any], content: object) -> dict[str, Any]:
-    """Return what the turn holds besides role and content, as far as templates read it."""
+    """Return the fields of a turn besides role and content, as far as templates read them."""
     more: dict[str, Any] = {}
     if reasoning := _reasoning(turn, content):
         more["reasoning_content"] = reasoning
     if turn.get("tool_calls"):
         more["tool_calls"] = turn["tool_calls"]
-    # OpenAI's, before there were several.
+    # OpenAI's field of earlier days, for one call.
     elif isinstance(call := turn.get("function_call"), Mapping):
         more["tool_calls"] = [{"type": "function", "function": dict(call)}]
-    more |= {
-        name: turn[name] for name in _KEPT_FIELDS if turn.get(name) and isinstance(turn[name], str)
-    }
+    for name in _OTHER_FIELDS:
+        if turn.get(name) and isinstance(turn[name], str):
+            more[name] = turn[name]
     return more
 
 
 def _reasoning(turn: Mapping[str, Any], content: object) -> str:
-    """Return the reasoning of a turn: of the first field that has
-    some, or else of the parts of its content.
-    """
+    """Return the reasoning of a turn: of the first field that has some, or of content parts."""
     for name in _REASONING_FIELDS:
         if text := _text(turn.get(name)):
             return text
@@ -116,22 +112,24 @@ def _reasoning(turn: Mapping[str, Any], content: object) -> str:
 
 def _reasoning_part(part: Mapping[str, Any]) -> str:
     kind = part.get("type")
-    return _text(part.get(kind)) or _text(part.get("text")) if kind in _REASONING_PARTS else ""
+    if kind not in _REASONING_PARTS:
+        return ""
+    return _text(part.get(kind)) or _text(part.get("text"))
 
 
 def _text(value: object) -> str:
-    """Return a text, or that of a list of texts and parts; otherwise nothing."""
+    """Return a text, or the text of a list of texts and parts, or an empty text."""
     if isinstance(value, str):
         return value
+    texts = []
     if isinstance(value, list):
-        return "".join(
-            _text(part.get("text")) if isinstance(part, Mapping) else _text(part) for part in value
-        )
-    return ""
+        for item in value:
+            texts.append(_text(item.get("text") if isinstance(item, Mapping) else item))
+    return "".join(texts)
 
 
 def _joined(parts: Iterable[Mapping[str, Any]], left_out: Counter[str]) -> str:
-    """Return the text of parts, whatever they call themselves, without their reasoning."""
+    """Return the text of parts of any type, without their reasoning."""
     texts = []
     for part in parts:
         kind = part.get("type", "text")
@@ -149,8 +147,10 @@ def _is_list_of_parts(content: object) -> TypeGuard[list[Mapping[str, Any]]]:
     return isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
 
 
-def kind_of(value: object) -> str:
+def json_type(value: object) -> str:
     """Return the JSON name of a value's type."""
+    if isinstance(value, Mapping):
+        return "object"
     names = {
         type(None): "null",
         bool: "boolean",
@@ -159,14 +159,14 @@ def kind_of(value: object) -> str:
         str: "string",
         list: "list",
     }
-    return names.get(type(value), "object" if isinstance(value, Mapping) else type(value).__name__)
+    return names.get(type(value), type(value).__name__)
 
 
 def fields_text(names: Iterable[str]) -> str:
     """Return the names of fields for a message."""
     quoted = [f"'{name}'" for name in names]
-    return (
-        ("fields " + ", ".join(quoted[:8]) + (", ..." if len(quoted) > 8 else ""))
-        if quoted
-        else "no fields"
-    )
+    if not quoted:
+        return "no fields"
+    if len(quoted) > 8:
+        quoted[8:] = ["..."]
+    return "fields " + ", ".join(quoted)

@@ -1,4 +1,4 @@
-"""Which reader a file needs, by its content."""
+"""The detection of the reader that a file needs, by its content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from build_index.readers.aider import is_aider
 from build_index.readers.arrow import arrow_columns, is_arrow
 from build_index.readers.containers import ZIP_MAGICS, is_tar
 from build_index.readers.conversations import fields_text
-from build_index.readers.files import COMPRESSED_ENDINGS, compression_of, content_of
+from build_index.readers.files import COMPRESSED_ENDINGS, detect_compression, open_content
 from build_index.readers.json_documents import json_document_kind
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.parquet import PARQUET_MAGIC, parquet_columns
@@ -20,7 +20,7 @@ from build_index.readers.separated_values import first_line, header_columns
 from build_index.readers.sqlite import NO_TABLE, SQLITE_MAGIC
 from build_index.readers.table_rows import with_conversation
 from build_index.readers.transcripts import AIDER, transcript_kind
-from build_index.readers.unread import (
+from build_index.readers.unreadable_files import (
     BINARY,
     LFS_POINTER,
     ROW_NUMBERS,
@@ -28,7 +28,7 @@ from build_index.readers.unread import (
     TAR,
     ZIP,
     is_lfs_pointer,
-    kind_of,
+    unreadable_kind,
 )
 from rest_store.errors import CorpusFormatError, describe
 
@@ -43,25 +43,25 @@ class NoDocumentsError(Exception):
     """A file holds no documents that are wanted.
 
     Args:
-        what: it is instead, in a few words.
-        fields: those of its records, as a text.
+        kind: the kind of its content, in a few words.
+        fields: the fields of its records, as a text.
     """
 
-    def __init__(self, what: str, fields: str = "") -> None:
-        super().__init__(what)
+    def __init__(self, kind: str, fields: str = "") -> None:
+        super().__init__(kind)
         self.fields = fields
 
 
-def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) -> str:
+def detect_reader(file: BinaryIO, where: str, field: str | None, *, is_named: bool) -> str:
     """Look at the beginning of a file.
 
     Parquet, Arrow, archives, databases and compressed files are recognized by their magic bytes,
     JSON by its first record, other binary files by a NUL byte. Of a compressed file, the content
-    counts. The names of files count where the content says too little: what is called `.jsonl` or
-    `.ndjson` is never read as text, and `.csv` and `.tsv` are tables.
+    counts. The names of files count where the content says too little: a `.jsonl` or `.ndjson` file
+    is never read as text, and `.csv` and `.tsv` files are tables.
 
     Args:
-        file: the file; left anywhere in it.
+        file: the file; its position changes.
         where: its name, also in messages.
         field: the field that holds the document; None: any known layout.
         is_named: whether the user named the file. In a directory, JSON that is neither JSONL nor a
@@ -73,7 +73,7 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
 
     Raises:
         NoDocumentsError: there is no reader for it, or records lack the field.
-        CorpusFormatError: it is parquet or Arrow, and damaged; or named `.jsonl`, and not JSONL.
+        CorpusFormatError: it is damaged parquet or Arrow, or a `.jsonl` file that is not JSONL.
         Exception: see `files.read_errors`.
     """
     file.seek(0)
@@ -88,18 +88,18 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
         return "sqlite"
     if is_lfs_pointer(head):
         raise NoDocumentsError(LFS_POINTER)
-    compression = compression_of(file)
+    compression = detect_compression(file)
     if compression:
-        with content_of(file, where) as stream:
+        with open_content(file, where) as stream:
             head = stream.read(HEAD_BYTES)
     if is_tar(head):
         return "tar"
     name = where.lower()
     for ending in COMPRESSED_ENDINGS:
         name = name.removesuffix(ending)
-    # In which a reader has to seek.
+    # Their readers have to seek, which a compressed file does not allow.
     is_table = head.startswith((PARQUET_MAGIC, *ZIP_MAGICS)) or is_arrow(head)
-    kind = BINARY if is_table else kind_of(head, name)
+    kind = BINARY if is_table else unreadable_kind(head, name)
     if kind is not None:
         raise NoDocumentsError(kind)
     if name.endswith(TABLE_ENDINGS):
@@ -109,7 +109,7 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
         return "table"
     if is_aider(head) and field is None:
         return AIDER
-    with content_of(file, where) as stream:
+    with open_content(file, where) as stream:
         return _json_or_text(JsonValues(stream, where), head, where, name, field, is_named=is_named)
 
 
@@ -120,7 +120,7 @@ def has_magic(head: bytes) -> bool:
         or is_arrow(head)
         or is_tar(head)
     )
-    return is_table or compression_of(io.BytesIO(head)) is not None
+    return is_table or detect_compression(io.BytesIO(head)) is not None
 
 
 def _table_reader(reader: str, columns: list[str], names: str) -> str:
@@ -132,7 +132,7 @@ def _table_reader(reader: str, columns: list[str], names: str) -> str:
 def _json_or_text(
     values: JsonValues, head: bytes, where: str, name: str, field: str | None, *, is_named: bool
 ) -> str:
-    """Return the reader of what is JSON or text by its first record, if it has one."""
+    """Return the reader of JSON or text, by the first record, if there is one."""
     is_named_jsonl = name.endswith((".jsonl", ".ndjson"))
     first, line = _first_record(values, head)
     if first is None:

@@ -32,22 +32,22 @@ _MAGICS = {
     b"\x04\x22\x4d\x18": "lz4",
     b"\xfd7zXZ\0": "xz",
     **{b"BZh%d1AY&SY" % level: "bz2" for level in range(1, 10)},
-    **{b"BZh%d\x17\x72\x45\x38\x50\x90" % level: "bz2" for level in range(1, 10)},  # of nothing
+    **{b"BZh%d\x17\x72\x45\x38\x50\x90" % level: "bz2" for level in range(1, 10)},  # empty
 }
 COMPRESSED_ENDINGS = (".gz", ".zst", ".xz", ".bz2", ".lz4")
-# A frame without content of zstd (RFC 8878, 3.1.2) or LZ4.
+# A skippable frame of zstd (RFC 8878, 3.1.2) or LZ4, which has no content.
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 BUFFER_BYTES = 1 << 18
 # A dictionary of 128 MiB, as much as the window of zstd may have; `xz -9` has 64 MiB.
 _XZ_MEMORY = 160 << 20
 _BLOCK_BYTES = 4 << 20  # of one request
-_BLOCKS = 4  # kept of a remote file: pyarrow reads up to three columns in turns
+_BLOCKS = 4  # cached of a remote file: pyarrow reads up to three columns in turns
 
 
 def open_file(path: str) -> AbstractContextManager[BinaryIO]:
     """Open a file as it is, by its path or address.
 
-    Raises what `read_errors` turns into errors of ours.
+    `read_errors` turns the errors into ours.
     """
     if scheme_of(path) is None:
         return regular_file(path, buffering=0)
@@ -63,7 +63,7 @@ def open_file(path: str) -> AbstractContextManager[BinaryIO]:
 
 @contextmanager
 def read_errors(where: str) -> Iterator[None]:
-    """Turn what opening and reading a file raises inside into errors of ours.
+    """Turn errors of opening and reading a file into ours.
 
     Args:
         where: the file, for messages; an address is recognized by its scheme.
@@ -79,17 +79,19 @@ def read_errors(where: str) -> Iterator[None]:
     except (RestStoreError, ModuleNotFoundError):
         raise
     except FileNotFoundError as error:
-        found = f"absent ({first_line(error.__cause__ or error)})" if is_remote else "absent"
+        problem = "absent"
+        if is_remote:
+            problem += f" ({first_line(error.__cause__ or error)})"
         raise CorpusNotFoundError(
-            describe(where, "corpus", found, "a file, a directory or an address")
+            describe(where, "corpus", problem, "a file, a directory or an address")
         ) from error
-    except Exception as error:  # those of the libraries for object stores have no common base
+    except Exception as error:  # errors of the libraries for object stores have no common base
         strerror = getattr(error, "strerror", None)
-        # It decompresses zstd.
-        is_of_pyarrow = isinstance(error, OSError) and error.errno is None and not is_remote
+        # pyarrow, which decompresses, raises an OSError without a number.
+        is_pyarrow_error = isinstance(error, OSError) and error.errno is None and not is_remote
         if (
             isinstance(error, EOFError | zlib.error | gzip.BadGzipFile | _DamagedXzError)
-            or is_of_pyarrow
+            or is_pyarrow_error
         ):
             problem = f"damaged or truncated ({first_line(error)})"
             raise CorpusFormatError(
@@ -102,35 +104,37 @@ def read_errors(where: str) -> Iterator[None]:
         ) from error
 
 
-def compression_of(file: BinaryIO) -> str | None:
-    """Return how the content of an open file is compressed, such as `"gzip"`, by its first bytes.
+def detect_compression(file: BinaryIO) -> str | None:
+    """Return the compression of an open file, such as `"gzip"`, by its first bytes.
 
-    None: not at all.
+    None: it is not compressed.
 
-    Frames without content that stand before the first one are passed over; `pzstd` writes one into
-    each file.
+    Skippable frames at the beginning are passed over; `pzstd` writes one into each file.
     """
     file.seek(0)
-    head, position = file.read(16), 0
-    has_frames = False
+    head = file.read(16)
+    position = 0
+    has_skippable = False
     while _SKIPPABLE.match(head) and len(head) >= 8:
-        has_frames = True
+        has_skippable = True
         position += 8 + int.from_bytes(head[4:8], "little")
         file.seek(position)
         head = file.read(16)
     kind = next((kind for magic, kind in _MAGICS.items() if head.startswith(magic)), None)
-    if has_frames and kind is None and not head:
-        return "zstd"  # of nothing
-    return None if has_frames and kind not in ("zstd", "lz4") else kind
+    if not has_skippable:
+        return kind
+    if not head:
+        return "zstd"  # without content
+    return kind if kind in ("zstd", "lz4") else None
 
 
 @contextmanager
-def content_of(file: BinaryIO, where: str) -> Iterator[io.BufferedReader]:
-    """Give the content of an open file from its beginning, decompressed. The file stays open.
+def open_content(file: BinaryIO, where: str) -> Iterator[io.BufferedReader]:
+    """Yield the content of an open file from its beginning, decompressed. The file stays open.
 
-    A zstd file may need a window of 128 MiB, as the library's own limit is.
+    A zstd file may need a window of 128 MiB, the limit of the library.
     """
-    kind = compression_of(file)
+    kind = detect_compression(file)
     file.seek(0)
     if kind == "gzip":
         with gzip.GzipFile(fileobj=file, mode="rb") as stream:
@@ -157,8 +161,8 @@ class _DamagedXzError(Exception):
 class _XzStreams(io.RawIOBase):
     """The content of an xz file, which may hold several streams and padding between them.
 
-    `lzma.LZMAFile` sets no limit to memory, and takes what it cannot read behind the first stream
-    for the end.
+    `lzma.LZMAFile` has no limit to memory, and takes unreadable bytes behind the first stream for
+    the end.
 
     Args:
         file: the compressed bytes.
@@ -166,7 +170,7 @@ class _XzStreams(io.RawIOBase):
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._data = b""  # read, and not yet given to the decoder
+        self._data = b""  # bytes that the decoder has not got yet
         self._decoder: Any = None  # of the current stream; None: between two
 
     def readable(self) -> bool:
@@ -175,7 +179,9 @@ class _XzStreams(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Decompress into `buffer`.
 
-        Raise _DamagedXzError, or EOFError for a file that ends too early.
+        Raises:
+            _DamagedXzError: the content is damaged.
+            EOFError: the file ends too early.
         """
         import lzma
 
@@ -192,7 +198,8 @@ class _XzStreams(io.RawIOBase):
                 raise _DamagedXzError(str(error)) from error
             self._data = b""  # the decoder keeps what it has not read
             if self._decoder.eof:
-                self._data, self._decoder = self._decoder.unused_data, None
+                self._data = self._decoder.unused_data
+                self._decoder = None
             if content:
                 buffer[: len(content)] = content
                 return len(content)

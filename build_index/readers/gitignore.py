@@ -1,8 +1,7 @@
-"""Which files of a tree Git ignores: `.gitignore` files, those of
-directories above, and `.git/info/exclude`.
+"""The files of a tree that Git ignores: `.gitignore` here and above, and `.git/info/exclude`.
 
-As in Git, a deeper file decides before those above it, in each file the last pattern that matches,
-and nothing below an ignored directory is looked at. As in ripgrep and ruff, it does not matter
+As in Git, a deeper file decides before the files above it, and in each file the last pattern that
+matches. Nothing below an ignored directory is looked at. As in ripgrep and ruff, it does not matter
 whether Git tracks a file that a pattern matches, nor whether the tree is a repository; a user's own
 patterns (`core.excludesFile`) do not count.
 """
@@ -28,17 +27,17 @@ _ANYWHERE = "^(?:.+/)?"  # how the expression of a pattern for names begins
 
 @dataclass(frozen=True)
 class _Rule:
-    """What some patterns say.
+    """One or several patterns.
 
     Attributes:
-        pattern: matches in full what they are about.
-        ignores: whether that is ignored.
-        is_of_names: whether it matches names, in whatever directory, and no paths.
+        pattern: matches a name or a path in full.
+        ignores: whether matches are ignored; False: they are not, after all.
+        matches_names: whether it matches names, in any directory, and no paths.
     """
 
     pattern: re.Pattern[str]
     ignores: bool
-    is_of_names: bool
+    matches_names: bool
 
 
 @dataclass(frozen=True)
@@ -53,15 +52,13 @@ class IgnoreRules:
     levels: tuple[tuple[str, tuple[_Rule, ...]], ...] = ()
 
     def ignores(self, path: str, *, is_directory: bool) -> bool:
-        """Whether a file or directory is ignored, in none of whose
-        directories there are patterns but these.
-        """
+        """Whether a file or directory is ignored; its directories have no other patterns."""
         end = "/" if is_directory else ""
         name = path.rpartition("/")[2] + end
         for top, rules in reversed(self.levels):
             relative = path.removeprefix(top) + end
             for rule in reversed(rules):
-                if rule.pattern.fullmatch(name if rule.is_of_names else relative):
+                if rule.pattern.fullmatch(name if rule.matches_names else relative):
                     return rule.ignores
         return False
 
@@ -70,8 +67,8 @@ class IgnoreRules:
 
         Args:
             directory: its path.
-            names: of what is in it. With `.git`, it is a repository of its own, in which rules from
-                above do not hold.
+            names: names of its entries. With `.git`, it is a repository of its own, in which rules
+                from above do not hold.
         """
         levels = () if ".git" in names else self.levels
         if ".git" in names:
@@ -82,10 +79,9 @@ class IgnoreRules:
 
 
 def rules_above(top: str) -> IgnoreRules:
-    """Return the rules that hold in a directory from those above
-    it, as far as its repository reaches.
+    """Return the rules of the directories above one, as far as its repository reaches.
 
-    None hold if it is ignored itself: whoever names it wants it.
+    No rules hold if the directory is ignored itself: a user who names it wants it.
     """
     rules = IgnoreRules()
     directories = [*_above_in_the_repository(Path(top)), Path(top)]
@@ -98,16 +94,16 @@ def rules_above(top: str) -> IgnoreRules:
 
 
 def _above_in_the_repository(top: Path) -> list[Path]:
-    """Return the directories above `top` from that of its repository on.
+    """Return the directories above `top`, from the top of its repository on.
 
-    None if it is the top of one, or in none.
+    The list is empty if `top` is the top of a repository, or in none.
     """
     if (top / ".git").exists():
         return []
-    places = (
-        number for number, directory in enumerate(top.parents, 1) if (directory / ".git").exists()
-    )
-    return list(reversed(top.parents[: next(places, 0)]))
+    for number, directory in enumerate(top.parents, 1):
+        if (directory / ".git").exists():
+            return list(reversed(top.parents[:number]))
+    return []
 
 
 def _level(directory: str, path: Path) -> tuple[tuple[str, tuple[_Rule, ...]], ...]:
@@ -124,47 +120,46 @@ def _level(directory: str, path: Path) -> tuple[tuple[str, tuple[_Rule, ...]], .
 def _rules(lines: list[str]) -> Iterator[_Rule]:
     """Yield the rules of patterns.
 
-    A rule matches the path of what it is about in full, and not what is below that.
+    A rule matches the path of a file or directory in full, and not the paths below it.
     """
     with named_extras(FILE_NAME):
         import pathspec
 
     patterns = []
     for line in lines:
+        entry_line = _entry_pattern(line.rstrip("\r"))
         try:
-            (pattern,) = pathspec.GitIgnoreSpec.from_lines(
-                [_of_entries(line.rstrip("\r"))]
-            ).patterns
+            (pattern,) = pathspec.GitIgnoreSpec.from_lines([entry_line]).patterns
         except (ValueError, re.error):
             continue  # malformed: Git matches nothing with it either
         if pattern.include is not None and pattern.regex is not None:
-            patterns.append(
-                (pattern.include, "/" not in line.rstrip().rstrip("/"), pattern.regex.pattern)
-            )
-    # Patterns that do the same one after another are one expression, which is matched many times as
-    # fast.
-    for (ignores, is_of_names), some in itertools.groupby(patterns, lambda pattern: pattern[:2]):
-        texts = [_NAMED_GROUP.sub("(?:", text) for _, _, text in some]
-        texts = [text.replace(_ANYWHERE, "^", 1) if is_of_names else text for text in texts]
-        yield _Rule(re.compile("|".join(f"(?:{text})" for text in texts)), ignores, is_of_names)
+            matches_names = "/" not in line.rstrip().rstrip("/")
+            text = _NAMED_GROUP.sub("(?:", pattern.regex.pattern)
+            if matches_names:
+                text = text.replace(_ANYWHERE, "^", 1)
+            patterns.append((pattern.include, matches_names, f"(?:{text})"))
+    # Neighbours of one kind become one expression, which is matched many times as fast.
+    for (ignores, matches_names), some in itertools.groupby(patterns, lambda pattern: pattern[:2]):
+        expression = "|".join(text for _, _, text in some)
+        yield _Rule(re.compile(expression), ignores, matches_names)
 
 
-def _of_entries(line: str) -> str:
-    """Return a pattern whose last name stands for one name:
-    `pathspec` is about files anywhere below a match.
+def _entry_pattern(line: str) -> str:
+    """Return a pattern whose last name stands for one name.
+
+    `pathspec` also matches the files below a match.
     """
     head, slash, name = line.rstrip("/").rpartition("/")
     if line.startswith("#") or name not in ("*", "**", "!*", "!**"):
         return line
-    sign, end = ("!" if name[0] == "!" else ""), line[len(line.rstrip("/")) :]
+    sign = "!" if name[0] == "!" else ""
+    end = line[len(line.rstrip("/")) :]
     above = "**/" if name.endswith("**") and slash else ""
     return f"{head}{slash}{sign}{above}?*{end}"
 
 
 def _exclude_file(git: Path) -> Path:
-    """Return the file of patterns of a repository, which a
-    work tree shares with the others of it.
-    """
+    """Return the file of patterns of a repository, which all its work trees share."""
     if git.is_file():
         try:
             text = git.read_text(encoding="utf-8", errors="surrogateescape")[:_MAX_BYTES]

@@ -1,6 +1,4 @@
-"""JSON files that hold one document each: notebooks of Jupyter, and
-trajectories of SWE-agent and mini-SWE-agent.
-"""
+"""JSON files of one document each: Jupyter notebooks, trajectories of (mini-)SWE-agent."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any
 from build_index.documents import CorpusCounts, Document
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.records import RecordReader
-from build_index.readers.table_rows import documents_of
+from build_index.readers.table_rows import record_documents
 from build_index.readers.transcripts import name_of
 
 _TEXT = "text"
@@ -28,10 +26,10 @@ def json_document_kind(value: Mapping[str, Any]) -> str | None:
 def read_json_document(
     stream: io.BufferedReader, where: str, records: RecordReader
 ) -> Iterator[Document]:
-    """Yield the document of a notebook, the sources of its cells in
-    order, or of a trajectory, its conversation.
+    """Yield the document of a notebook or a trajectory.
 
-    What cells have put out is left out: results and images.
+    The document of a notebook is the sources of its cells in order, without their outputs; that of
+    a trajectory is its conversation.
 
     Args:
         stream: content of the file.
@@ -49,25 +47,27 @@ def read_json_document(
         field = _history(value) if isinstance(value, Mapping) else None
         if field is None:
             cells = _cells(value) if isinstance(value, Mapping) else None
-            field, value = _TEXT, {_TEXT: "\n\n".join(filter(None, map(_source, cells or ())))}
+            sources = [_source(cell) for cell in cells or ()]
+            field = _TEXT
+            value = {_TEXT: "\n\n".join(filter(None, sources))}
         origin = where if line == 1 else f"{where}:{line}"
         session = ""
         if field != _TEXT:
             session = name_of(where) if line == 1 else f"{name_of(where)}-{line}"
             value = {**value, field: [*_turns(value[field], records.counts)]}
-        for document in documents_of(replace(records, field=field), value, origin):
+        for document in record_documents(replace(records, field=field), value, origin):
             yield replace(document, session=session)
 
 
 def _cells(value: Mapping[str, Any]) -> list[Any] | None:
-    """Return the cells of a notebook, also of format 3, in which they are on worksheets.
-
-    None: it is none.
-    """
+    """Return the cells of a notebook (in format 3 on worksheets), or None: it is no notebook."""
     cells = value.get("cells")
-    if cells is None and isinstance(sheets := value.get("worksheets"), list):
-        lists = (sheet.get("cells") for sheet in sheets if isinstance(sheet, Mapping))
-        cells = [cell for some in lists if isinstance(some, list) for cell in some]
+    sheets = value.get("worksheets")
+    if cells is None and isinstance(sheets, list):
+        cells = []
+        for sheet in sheets:
+            if isinstance(sheet, Mapping) and isinstance(sheet.get("cells"), list):
+                cells += sheet["cells"]
     return cells if isinstance(cells, list) else None
 
 
@@ -85,16 +85,11 @@ def _history(value: Mapping[str, Any]) -> str | None:
 
     None: the object is no trajectory.
     """
-    is_of_swe_agent = isinstance(value.get("trajectory"), list) and _is_conversation(
-        value.get("history")
-    )
-    if is_of_swe_agent:
-        return "history"
-    return (
-        "messages"
-        if "trajectory_format" in value and _is_conversation(value.get("messages"))
-        else None
-    )
+    if isinstance(value.get("trajectory"), list) and _is_conversation(value.get("history")):
+        return "history"  # SWE-agent
+    if "trajectory_format" in value and _is_conversation(value.get("messages")):
+        return "messages"  # mini-SWE-agent
+    return None
 
 
 def _turns(history: list[Any], counts: CorpusCounts) -> Iterator[Any]:
@@ -113,9 +108,6 @@ def _turns(history: list[Any], counts: CorpusCounts) -> Iterator[Any]:
 
 
 def _is_conversation(turns: object) -> bool:
-    return (
-        isinstance(turns, list)
-        and bool(turns)
-        and isinstance(turns[0], Mapping)
-        and "role" in turns[0]
-    )
+    if not isinstance(turns, list) or not turns:
+        return False
+    return isinstance(turns[0], Mapping) and "role" in turns[0]

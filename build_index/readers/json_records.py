@@ -1,6 +1,4 @@
-"""JSON files, read as streams: a list of objects, or objects one
-after another, such as one a line (JSONL).
-"""
+"""JSON files, read as streams: a list of objects, or one object after another, as in JSONL."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Any
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.json_text import DECODER
 from build_index.readers.records import RecordReader
-from build_index.readers.table_rows import documents_of
+from build_index.readers.table_rows import record_documents
 from rest_store.errors import CorpusFormatError, describe
 
 TOO_LARGE = object()
@@ -41,7 +39,7 @@ def read_json(stream: io.BufferedReader, where: str, records: RecordReader) -> I
         if value is TOO_LARGE:
             records.too_large(f"{where}:{line}")
         else:
-            yield from documents_of(records, value, f"{where}:{line}")
+            yield from record_documents(records, value, f"{where}:{line}")
         del value  # before the next one is decoded: either may be large
 
 
@@ -56,7 +54,7 @@ class JsonValues:
 
     Attributes:
         in_list: whether the values stand in a list; known once the first is read.
-        line: line of the current position, which is behind the value that was yielded last.
+        line: line of the current position, behind the latest value.
     """
 
     def __init__(self, stream: io.BufferedReader, where: str) -> None:
@@ -68,7 +66,7 @@ class JsonValues:
         self._text = ""
         self._position = 0  # in the text
         self._ended = False
-        self._is_damaged = False  # what follows is not UTF-8
+        self._is_damaged = False  # the bytes that follow are not UTF-8
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         self.in_list = self._next_character() == "["
@@ -96,7 +94,7 @@ class JsonValues:
     def _value(self) -> Any:
         """Decode the value at the current position, reading on until it is complete.
 
-        TOO_LARGE: it stays there.
+        For a value that is TOO_LARGE, the position does not move.
         """
         size = _CHUNK
         while True:
@@ -125,13 +123,15 @@ class JsonValues:
     def _pass_over(self) -> None:
         """Move past a string, list or object without decoding it.
 
-        To the end of the file if it is incomplete.
+        If it is incomplete, move to the end of the file.
         """
-        # Escaped: where a character stands that has no meaning.
-        depth, in_string, escaped = 0, False, -1
+        depth = 0
+        in_string = False
+        escaped = -1  # position of a character behind a backslash
         while True:
             for match in _STRUCTURE.finditer(self._text, self._position):
-                character, position = match[0], match.start()
+                character = match[0]
+                position = match.start()
                 if position == escaped:
                     continue
                 if character == "\\":
@@ -150,14 +150,11 @@ class JsonValues:
             self._read(_CHUNK)
 
     def _next_character(self) -> str:
-        """Move to the next character that is not white space and return it.
-
-        An empty string at the end.
-        """
+        """Move to the next character that is not white space, and return it; empty at the end."""
         while True:
             match = _SPACE.match(self._text, self._position)
-            assert match is not None
-            self._advance(match.end() - self._position)
+            if match is not None:
+                self._advance(match.end() - self._position)
             if self._position < len(self._text):
                 return self._text[self._position]
             if self._ended:

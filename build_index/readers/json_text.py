@@ -1,14 +1,18 @@
-"""JSON text, decoded."""
+"""The decoding of JSON text."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-# `int` refuses 4,301 digits.
-DECODER = json.JSONDecoder(
-    parse_int=lambda digits: int(digits) if len(digits) < 4300 else float(digits)
-)
+_MAX_DIGITS = 4300  # of `int`; more raise ValueError
+
+
+def _parse_number(digits: str) -> int | float:
+    return int(digits) if len(digits) < _MAX_DIGITS else float(digits)
+
+
+DECODER = json.JSONDecoder(parse_int=_parse_number)
 
 
 def decoded_json(text: str) -> Any:

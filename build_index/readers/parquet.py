@@ -27,12 +27,12 @@ _BUFFER_BYTES = 1 << 20  # read ahead in each column; without it pyarrow holds a
 
 
 class HeldAtOnceError(MemoryBudgetError):
-    """What a file makes pyarrow hold at once is more than the memory of the build has room for.
+    """A file makes pyarrow hold more at once than the memory of the build has room for.
 
     Args:
-        message: what it is, and what there is room for.
+        message: names the piece of the file, its size and the bound.
         needed: its bytes.
-        again: how the file can be written again so that less is held.
+        again: a way to write the file again so that less is held.
     """
 
     def __init__(self, message: str, needed: int, again: str) -> None:
@@ -42,12 +42,13 @@ class HeldAtOnceError(MemoryBudgetError):
         self.again = again
 
     @classmethod
-    def of(cls, where: str, what: str, needed: int, max_bytes: int, again: str) -> HeldAtOnceError:
-        """Return the error about something in a file, of which `max_bytes` may be held."""
+    def for_size(
+        cls, where: str, piece: str, needed: int, max_bytes: int, again: str
+    ) -> HeldAtOnceError:
+        """Return the error about a piece of a file, of which `max_bytes` may be held."""
         expected = f"at most {size_text(max_bytes)}, as --memory and --workers allow"
-        return cls(
-            describe(where, f"the size of {what}", size_text(needed), expected), needed, again
-        )
+        message = describe(where, f"the size of {piece}", size_text(needed), expected)
+        return cls(message, needed, again)
 
     def __str__(self) -> str:
         return f"{self.message}; or write the file again with {self.again}"
@@ -62,8 +63,8 @@ def read_parquet(
         file: its bytes.
         where: its name in messages.
         records: extracts the document of each row.
-        max_bytes: most uncompressed bytes of what pyarrow holds at once of the needed columns: a
-            page of each.
+        max_bytes: bound on the uncompressed bytes that pyarrow holds at once: a page of each needed
+            column.
 
     Yields:
         Documents, with the file and the row as `origin`.
@@ -87,22 +88,20 @@ def read_parquet(
             group = table.metadata.row_group(number)
             chunks = _chunks(group, columns)
             size = sum(chunk.total_uncompressed_size for chunk in chunks)
-            if (
-                size > max_bytes
-                and (held := sum(largest_pages(file, chunk) for chunk in chunks)) > max_bytes
-            ):
-                what = f"the largest page of {_quoted(columns)} in row group {number}"
-                again = "smaller pages (data_page_size and write_batch_size of pyarrow)"
-                raise HeldAtOnceError.of(where, what, held, max_bytes, again)
-            rows = rows_at_once(size, group.num_rows)
-            for batch in table.iter_batches(rows, [number], columns, use_threads=False):
+            if size > max_bytes:
+                held = sum(largest_pages(file, chunk) for chunk in chunks)
+                if held > max_bytes:
+                    piece = f"the largest page of {_quoted(columns)} in row group {number}"
+                    again = "smaller pages (data_page_size and write_batch_size of pyarrow)"
+                    raise HeldAtOnceError.for_size(where, piece, held, max_bytes, again)
+            batch_rows = rows_at_once(size, group.num_rows)
+            for batch in table.iter_batches(batch_rows, [number], columns, use_threads=False):
                 yield from reader.documents(batch, range(row, row + batch.num_rows))
                 row += batch.num_rows
 
 
 def parquet_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list[str], str]:
-    """Return the columns of a parquet file that may hold documents,
-    and all its columns as a text for messages.
+    """Return the columns of a parquet file that may hold documents, and all columns as a text.
 
     Raises:
         CorpusFormatError: not an intact parquet file.
@@ -114,7 +113,7 @@ def parquet_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list
 
 @contextmanager
 def pyarrow_errors(where: str, kind: str) -> Iterator[Any]:
-    """Give pyarrow, and name the file in what it raises inside."""
+    """Yield pyarrow, and name the file in the errors that it raises inside."""
     import pyarrow.parquet
 
     try:

@@ -12,16 +12,24 @@ from typing import Any, BinaryIO
 _HEADER_BYTES = 1 << 13  # read at once; statistics may make a header longer
 _MAX_HEADER_BYTES = 1 << 24
 _DICTIONARY_PAGE = 2
-_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 12
+# Types of fields in the compact protocol.
+_STOP = 0
+_TRUE = 1
+_FALSE = 2
+_BYTE = 3
 _INTEGERS = (4, 5, 6)  # of 16, 32 and 64 bits: all of variable length
+_DOUBLE = 7
+_BINARY = 8
+_LIST = 9
+_SET = 10
+_STRUCT = 12
 
 
 def largest_pages(file: BinaryIO, chunk: Any) -> int:
-    """Return the uncompressed bytes of the largest page and the
-    dictionary of a column in a row group.
+    """Return the uncompressed bytes of the largest page and the dictionary of a column's chunk.
 
-    Only the headers of the pages are read. Where they cannot be read, this is the size of the whole
-    chunk.
+    Only the headers of the pages are read. Where they cannot be read, the result is the size of the
+    whole chunk.
 
     Args:
         file: the parquet file.
@@ -46,8 +54,9 @@ def largest_pages(file: BinaryIO, chunk: Any) -> int:
 
 
 def _page_header(file: BinaryIO, start: int) -> tuple[dict[int, int], int]:
-    """Return the integers of the header at `start` by their ids (1:
-    type, 2 and 3: sizes), and the header's length.
+    """Return the integers of a page header by their ids, and its length in bytes.
+
+    Id 1 is the type; 2 and 3 are the uncompressed and the compressed size.
     """
     size = _HEADER_BYTES
     while True:
@@ -95,12 +104,13 @@ def _behind(data: bytes, place: int, kind: int) -> int:
             raise IndexError("the header is longer")
         return place + length
     if kind in (_LIST, _SET):
-        number, of_kind = data[place] >> 4, data[place] & 15
+        number = data[place] >> 4
+        item_kind = data[place] & 15
         place += 1
         if number == 15:
             number, place = _length(data, place)
         for _ in range(number):
-            place = place + 1 if of_kind in (_TRUE, _FALSE) else _behind(data, place, of_kind)
+            place = place + 1 if item_kind in (_TRUE, _FALSE) else _behind(data, place, item_kind)
         return place
     if kind == _STRUCT:
         return _struct(data, place)[1]
@@ -113,7 +123,8 @@ def _length(data: bytes, place: int) -> tuple[int, int]:
     while True:
         byte = data[place]
         number |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        place += 1
+        shift += 7
         if byte < 128:
             return number, place
         if shift > 63:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from build_index.documents import MAX_DOCUMENT_BYTES, CorpusCounts, Document, well_formed
-from build_index.readers.conversations import fields_text, kind_of, messages_of
+from build_index.readers.conversations import fields_text, json_type, parse_messages
 from build_index.size import size_text
 from rest_store.errors import CorpusError, CorpusFormatError, describe
 
@@ -29,8 +29,8 @@ class RecordReader:
     Attributes:
         counts: counts skipped records.
         field: name of the field, or a dotted path; None: the first known field of the record.
-        strict: whether a document that is too large is an error, as its file was named. Otherwise
-            it is skipped.
+        strict: whether a document that is too large is an error, because its file was named.
+            Otherwise it is skipped.
     """
 
     counts: CorpusCounts
@@ -50,7 +50,9 @@ class RecordReader:
             CorpusError: see `too_large`.
         """
         if not isinstance(record, Mapping):
-            raise CorpusFormatError(describe(origin, "record", f"a {kind_of(record)}", "an object"))
+            raise CorpusFormatError(
+                describe(origin, "record", f"a {json_type(record)}", "an object")
+            )
         field = self.field or known_field(record)
         if field is None:
             expected = f"a conversation or a text in one of {KNOWN_FIELDS}, or --field NAME"
@@ -60,9 +62,8 @@ class RecordReader:
         value = lookup(record, field)
         if value is _MISSING:
             raise CorpusFormatError(
-                describe(
-                    origin, f"field '{field}'", f"absent ({fields_text(record)})", "in each record"
-                )
+                f"{origin}: field '{field}' is absent ({fields_text(record)}), expected in each"
+                " record"
             )
         document = self._document(value, origin, field)
         if document.is_empty:
@@ -78,11 +79,12 @@ class RecordReader:
         if isinstance(value, str):
             return Document(text=well_formed(value), origin=origin)
         if isinstance(value, list):
-            return Document(
-                messages=messages_of(value, origin, field, self.counts.left_out), origin=origin
-            )
+            messages = parse_messages(value, origin, field, self.counts.left_out)
+            return Document(messages=messages, origin=origin)
         raise CorpusFormatError(
-            describe(origin, f"field '{field}'", f"a {kind_of(value)}", "a text or a conversation")
+            describe(
+                origin, f"field '{field}'", f"a {json_type(value)}", "a text or a conversation"
+            )
         )
 
     def too_large(self, origin: str) -> None:
@@ -117,28 +119,23 @@ def known_field(record: Mapping[str, object]) -> str | None:
         if isinstance(record.get(name), str | bytes):
             return name
     # Last: a field that is null or an empty list is an empty document.
-    return next(
-        (
-            name
-            for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS)
-            if record.get(name, 0) in (None, [])
-        ),
-        None,
-    )
+    for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS):
+        if record.get(name, 0) in (None, []):
+            return name
+    return None
 
 
 def record_text(record: Mapping[str, object]) -> str:
-    """Return the fields of a record for a message, and what is in those whose names are known."""
-    known = (name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if name in record)
-    return "; ".join(
-        [fields_text(record), *(f"'{name}' is a {kind_of(record[name])}" for name in known)]
-    )
+    """Return the fields of a record for a message, with the types of fields of known names."""
+    texts = [fields_text(record)]
+    for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS):
+        if name in record:
+            texts.append(f"'{name}' is a {json_type(record[name])}")
+    return "; ".join(texts)
 
 
 def lookup(record: object, field: str) -> object:
-    """Return the value of a field of a JSON value, or `_MISSING`.
-
-    None if there is a null on the way to it.
+    """Return the value of a field of a JSON value, or `_MISSING`; None: a null is on the way to it.
 
     Args:
         record: a JSON value.
@@ -161,6 +158,6 @@ def has_field(record: object, field: str | None) -> bool:
     """Whether a record has the field, or, without a field, a known layout."""
     if not isinstance(record, Mapping):
         return False
-    return (
-        known_field(record) is not None if field is None else lookup(record, field) is not _MISSING
-    )
+    if field is None:
+        return known_field(record) is not None
+    return lookup(record, field) is not _MISSING

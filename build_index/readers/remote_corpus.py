@@ -1,4 +1,4 @@
-"""A file in an object store, or those below a directory (a prefix)."""
+"""A file in an object store, or the files below a directory (a prefix)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SCHEMES = ("s3", "gs", "hf")  # files of web servers have no listing
 
 @dataclass(frozen=True, slots=True)
 class RemoteCorpus:
-    """Where a remote corpus is; made by `at`. Can be pickled.
+    """The place of a remote corpus; made by `at`. Can be pickled.
 
     Attributes:
         top: its address, without a slash at the end.
         is_directory: whether there may be several files.
         size: bytes of the file.
-        etag: what the server says of the file's version; empty: nothing.
+        etag: the file's version on the server; empty: the server names none.
     """
 
     top: str
@@ -33,7 +33,7 @@ class RemoteCorpus:
 
     @classmethod
     def at(cls, address: str) -> RemoteCorpus:
-        """Find out what is at an address.
+        """Look at an address.
 
         Raises:
             CorpusNotFoundError: there is no such bucket or file.
@@ -54,8 +54,8 @@ class RemoteCorpus:
         """Yield the files in the order of `LocalCorpus.files`.
 
         Args:
-            globs: which files of a directory are read.
-            counts: counts what `globs` leaves out.
+            globs: chooses the files of a directory.
+            counts: counts the files that `globs` leaves out.
 
         Raises:
             CorpusNotFoundError: there is no such directory.
@@ -66,11 +66,10 @@ class RemoteCorpus:
             return
         system = file_system(self.top, CorpusError)
         with read_errors(self.top):
-            found = system.find(self.top, detail=True)
-        files = {
-            system.unstrip_protocol(name).removeprefix(f"{self.top}/"): info
-            for name, info in found.items()
-        }
+            listing = system.find(self.top, detail=True)
+        files = {}
+        for name, info in listing.items():
+            files[system.unstrip_protocol(name).removeprefix(f"{self.top}/")] = info
         folders = self._folders(files)
         for relative in sorted(files, key=lambda name: name.split("/")):
             if not globs.choose(relative, counts):
@@ -79,13 +78,13 @@ class RemoteCorpus:
             path = f"{self.top}/{relative}"
             directory, _, name = relative.rpartition("/")
             folder = folders.get(directory)
-            if folder is None or folder.takes(name, info["size"], path, counts):
-                rows = (
-                    tuple(f"{self.top}/{directory}/{name}" for name in folder.rows)
-                    if folder
-                    else ()
-                )
-                yield CorpusFile(path, relative, info["size"], _etag(info), rows)
+            row_files: tuple[str, ...] = ()
+            if folder is not None:
+                if not folder.takes(name, info["size"], path, counts):
+                    continue
+                top = f"{self.top}/{directory}"
+                row_files = tuple(f"{top}/{row_file}" for row_file in folder.row_files)
+            yield CorpusFile(path, relative, info["size"], _etag(info), row_files)
 
     def _folders(self, files: Iterable[str]) -> dict[str, DatasetFolder]:
         """Return the folders that `datasets` wrote, by their paths from the top."""
@@ -101,25 +100,26 @@ class RemoteCorpus:
                 with read_errors(f"{where}/{name}"), open_file(f"{where}/{name}") as file:
                     return file.read(size)
 
-            if (folder := DatasetFolder.of(inside, read)) is not None:
+            if (folder := DatasetFolder.detect(inside, read)) is not None:
                 folders[directory] = folder
         return folders
 
 
 def _require_valid(address: str) -> None:
     """Raise CorpusError for an address that names nothing which can be read."""
-    scheme, (bucket, *names) = scheme_of(address), address.split("/")[2:]
+    scheme = scheme_of(address)
+    bucket, *names = address.split("/")[2:]
     if scheme not in _SCHEMES:
         raise CorpusError(
             describe(address, "scheme", f"'{scheme}'", "s3, gs, hf, or a path: download it first")
         )
-    is_whole = (
-        bucket == "datasets" and len(names) >= 2 and all(names[:2])
-        if scheme == "hf"
-        else bool(bucket)
-    )
+    if scheme == "hf":
+        is_whole = bucket == "datasets" and len(names) >= 2 and all(names[:2])
+        expected = "hf://datasets/OWNER/NAME/..."
+    else:
+        is_whole = bool(bucket)
+        expected = f"{scheme}://NAME/..."
     if not is_whole:
-        expected = "hf://datasets/OWNER/NAME/..." if scheme == "hf" else f"{scheme}://NAME/..."
         raise CorpusError(describe(address, "address", "malformed", expected))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
-from build_index.readers.table_rows import documents_of, malformed
+from build_index.readers.table_rows import malformed, record_documents
 from build_index.size import size_text
 from rest_store.errors import CorpusFormatError, describe
 
@@ -19,11 +19,10 @@ _NAMES = (*CONVERSATION_FIELDS, *TEXT_FIELDS)
 
 
 def header_columns(line: str, field: str | None) -> tuple[str, list[str]] | None:
-    """Return the delimiter and the columns of a table by its first
-    line, or None if it has no known column.
+    """Return the delimiter and the columns in the first line of a table; None: no known column.
 
     Args:
-        line: without its end.
+        line: the line, without its end.
         field: the column that holds the document; None: a known one.
     """
     for delimiter in _DELIMITERS:
@@ -31,7 +30,8 @@ def header_columns(line: str, field: str | None) -> tuple[str, list[str]] | None
             columns = next(csv.reader([line], delimiter=delimiter, strict=True), [])
         except csv.Error:
             continue
-        if field in columns if field is not None else any(name in columns for name in _NAMES):
+        wanted = _NAMES if field is None else (field,)
+        if any(name in columns for name in wanted):
             return delimiter, columns
     return None
 
@@ -75,21 +75,20 @@ def read_separated_values(
         origin = f"{where}:{lines.number}"
         if len(row) != len(columns):
             expected = f"{len(columns)}, as in the first row"
-            malformed(
-                records,
-                CorpusFormatError(describe(origin, "the number of values", len(row), expected)),
-            )
+            problem = describe(origin, "the number of values", len(row), expected)
+            malformed(records, CorpusFormatError(problem))
             continue
-        yield from documents_of(records, dict(zip(columns, row, strict=True)), origin)
+        yield from record_documents(records, dict(zip(columns, row, strict=True)), origin)
 
 
 class _Lines:
-    """The lines of a file with their ends, for `csv.reader`, which
-    gives a row when it has read the last line of it.
+    """The lines of a file with their ends, for `csv.reader`.
+
+    The reader returns a row once it has read the row's last line.
 
     Attributes:
-        held: characters read since the consumer set it to 0: of the current row.
-        number: of the line that was read last.
+        held: characters of the current row; the consumer sets it to 0 before each row.
+        number: number of the latest line.
     """
 
     def __init__(self, stream: io.BufferedReader, where: str) -> None:

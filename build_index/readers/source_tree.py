@@ -18,7 +18,7 @@ from build_index.documents import CorpusCounts, CorpusFile
 from build_index.readers.dataset_folder import DatasetFolder
 from build_index.readers.files import read_errors
 from build_index.readers.gitignore import IGNORED, IgnoreRules, rules_above
-from build_index.readers.unread import BARE_REPOSITORY, DAMAGED
+from build_index.readers.unreadable_files import BARE_REPOSITORY, DAMAGED
 from build_index.staging import is_datastore, is_staging
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
@@ -26,29 +26,34 @@ from rest_store.datastore.mapped_file import regular_file
 from rest_store.errors import CorpusError, CorpusNotFoundError, describe
 from rest_store.loading.local_path import local_path
 
-# What tools keep in a source tree and nobody wrote.
+# Files and directories of tools in a source tree.
 DEFAULT_EXCLUDES = {
-    *(
-        ".git",
-        ".hg",
-        ".svn",
-        ".bzr",
-        ".DS_Store",
-        "__pycache__",
-        "node_modules",
-        "bower_components",
-    ),
-    *(".venv", "venv", ".tox", ".nox", ".eggs", ".ipynb_checkpoints"),
-    *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"),
+    ".git",
+    ".hg",
+    ".svn",
+    ".bzr",
+    ".DS_Store",
+    "__pycache__",
+    "node_modules",
+    "bower_components",
+    ".venv",
+    "venv",
+    ".tox",
+    ".nox",
+    ".eggs",
+    ".ipynb_checkpoints",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+    ".hypothesis",
 }
-
 LEFT_OUT = "left out by --include"
 _LOCK_NAME = "writer.lock"  # of a live datastore
 _BARE_REPOSITORY = {"HEAD", "config", "objects", "refs"}
 
 
 class Globs:
-    """Which files of a directory are read. Can be pickled.
+    """The choice of files in a directory. Can be pickled.
 
     Args:
         include: globs; a file that matches none is left out, unless there are no globs.
@@ -70,14 +75,14 @@ class Globs:
         return self._excluded is not None and self._excluded.fullmatch(relative) is not None
 
     def includes(self, relative: str, counts: CorpusCounts) -> bool:
-        """Whether a file is to be read; count one that is not."""
+        """Whether a file is to be read; a file that is not is counted."""
         if self._included is None or self._included.fullmatch(relative):
             return True
         counts.leave_out(LEFT_OUT)
         return False
 
     def choose(self, relative: str, counts: CorpusCounts) -> bool:
-        """Whether a file is to be read, none of whose directories was looked at."""
+        """Whether a file is to be read; this looks at its directories, too."""
         names = relative.split("/")
         if any(self.excludes("/".join(names[:depth])) for depth in range(1, len(names) + 1)):
             return False
@@ -90,9 +95,9 @@ class LocalCorpus:
 
     Attributes:
         top: its absolute path.
-        is_directory: whether it is one.
+        is_directory: whether it is a directory.
         gitignore: whether files that Git ignores are left out of a directory.
-        etag: of a file at an address; empty here.
+        etag: empty; a `RemoteCorpus` has one.
     """
 
     top: str
@@ -132,25 +137,22 @@ class LocalCorpus:
             }
         if kind := _datastore_kind(path, names):
             raise CorpusError(
-                describe(
-                    where, "corpus", kind, "the texts that it was made of: it holds tokens alone"
-                )
+                f"{where}: corpus is {kind}, which holds tokens alone; pass the texts that it was"
+                " made of"
             )
         return cls(os.fspath(path), is_directory=stat.S_ISDIR(mode), gitignore=gitignore)
 
     def files(self, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
-        """Yield the file, or the regular files below the directory,
-        sorted by name in each directory.
+        """Yield the file, or the regular files below the directory, sorted in each directory.
 
-        Links to files are followed. Links to directories are not, so there are no loops. They, what
-        is not a regular file (sockets, pipes, broken links), datastores, bare Git repositories, and
-        files that vanish meanwhile are skipped and counted, and so is what Git ignores. The
-        directories of unfinished builds are left out like `DEFAULT_EXCLUDES`: the output may be
-        below the corpus.
+        Links to files are followed. Skipped and counted are: links to directories (so there are no
+        loops), sockets, pipes, broken links, datastores, bare Git repositories, files that vanish
+        meanwhile, and files that Git ignores. The directories of unfinished builds are left out
+        like `DEFAULT_EXCLUDES`: the output may be below the corpus.
 
         Args:
-            globs: which files of a directory are read.
-            counts: counts what is skipped, and what `globs` leaves out.
+            globs: chooses the files of a directory.
+            counts: counts the files that are skipped, and those that `globs` leaves out.
 
         Raises:
             CorpusError: a directory or the metadata of a file cannot be read.
@@ -190,49 +192,46 @@ class LocalCorpus:
             counts.skip_file(BARE_REPOSITORY, where, 0)
             return
         rules = None if rules is None else rules.inside(directory, names)
-        folder = DatasetFolder.of(names, lambda name, size: _head(Path(directory, name), size))
-        for name in folder.missing if folder else ():
-            counts.skip_file(
-                DAMAGED, f"{where}/{name}: absent, though the metadata of the data set names it", 0
-            )
+        folder = DatasetFolder.detect(names, lambda name, size: _head(Path(directory, name), size))
+        row_files: tuple[str, ...] = ()
+        if folder is not None:
+            row_files = tuple(f"{directory}/{name}" for name in folder.row_files)
+            for name in folder.missing:
+                problem = "absent, though the metadata of the data set names it"
+                counts.skip_file(DAMAGED, f"{where}/{name}: {problem}", 0)
         for entry in entries:
             relative = prefix + os.fsencode(entry.name).decode("utf-8", "replace")
             if globs.excludes(relative):
                 continue
             is_directory = entry.is_dir(follow_symlinks=False)
             if rules is not None and rules.ignores(entry.path, is_directory=is_directory):
-                size = 0 if is_directory else _size(entry)
-                counts.leave_out(
-                    IGNORED, f"{self.top}/{relative}{'/' if is_directory else ''}", size
-                )
+                if is_directory:
+                    counts.leave_out(IGNORED, f"{self.top}/{relative}/")
+                else:
+                    counts.leave_out(IGNORED, f"{self.top}/{relative}", _size(entry))
             elif is_directory:
-                if not is_staging(Path(entry.path)) and not (
-                    folder and entry.name in folder.metadata
-                ):
+                is_metadata = folder is not None and entry.name in folder.metadata
+                if not is_metadata and not is_staging(Path(entry.path)):
                     yield from self._walk(entry.path, f"{relative}/", globs, rules, counts)
             elif globs.includes(relative, counts):
+                path = f"{self.top}/{relative}"
                 for file in self._file(entry, relative, counts):
-                    if folder is None or folder.takes(
-                        entry.name, file.size, f"{self.top}/{relative}", counts
-                    ):
-                        rows = (
-                            tuple(f"{directory}/{name}" for name in folder.rows) if folder else ()
-                        )
-                        yield replace(file, rows=rows) if rows else file
+                    if folder is None or folder.takes(entry.name, file.size, path, counts):
+                        yield replace(file, row_files=row_files)
 
     def _file(
         self, entry: os.DirEntry[str], relative: str, counts: CorpusCounts
     ) -> Iterator[CorpusFile]:
-        """Yield the file of a directory's entry, or count why it is skipped."""
+        """Yield the file of a directory's entry, or count the reason that it is skipped."""
         where = f"{self.top}/{relative}"
         try:
             if entry.is_file():
                 status = entry.stat()
                 yield CorpusFile(entry.path, relative, status.st_size, str(status.st_mtime_ns))
+            elif entry.is_dir():
+                counts.leave_out("linked directory", where)
             else:
-                counts.leave_out(
-                    "linked directory" if entry.is_dir() else "not a regular file", where
-                )
+                counts.leave_out("not a regular file", where)
         except FileNotFoundError:
             counts.leave_out("vanished", where)
         except OSError:
@@ -244,7 +243,7 @@ class LocalCorpus:
 
 
 def _datastore_kind(directory: Path, names: set[str]) -> str | None:
-    """Return how the datastore in a directory is called, or None if there is none."""
+    """Return the kind of the datastore in a directory, or None if there is no datastore."""
     if {DOCUMENTS_FILE_NAME, _LOCK_NAME} <= names:
         return "a live datastore"
     return "a datastore" if MANIFEST_NAME in names and is_datastore(directory) else None
@@ -278,9 +277,10 @@ def compile_globs(globs: Iterable[str]) -> re.Pattern[str]:
 
     patterns = []
     for glob in globs:
-        parts = glob.removeprefix("./").rstrip("/")
+        path = glob.removeprefix("./").rstrip("/")
+        path = path.lstrip("/") if "/" in path else f"**/{path}"
         try:
-            patterns.append(glob_translate(parts.lstrip("/") if "/" in parts else f"**/{parts}"))
+            patterns.append(glob_translate(path))
         except (ValueError, re.error) as error:
             problem = f"'{glob}' ({error})"
             raise CorpusError(

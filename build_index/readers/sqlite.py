@@ -9,7 +9,7 @@ from pathlib import Path
 
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
-from build_index.readers.table_rows import documents_of
+from build_index.readers.table_rows import record_documents
 from rest_store.errors import CorpusFormatError, describe, first_line
 
 SQLITE_MAGIC = b"SQLite format 3\0"
@@ -18,14 +18,13 @@ _NAMES = (*CONVERSATION_FIELDS, *TEXT_FIELDS)
 
 
 def read_sqlite(path: str, where: str, records: RecordReader) -> Iterator[Document]:
-    """Yield the documents of the tables in a database, in the order
-    of their names, with table and row as `origin`.
+    """Yield the documents of the tables in a database, by the names of tables.
 
-    Nothing is written, and nothing that the database defines (views, virtual tables, triggers) is
-    run.
+    The `origin` of a document names table and row. Nothing is written, and nothing that the
+    database defines (views, virtual tables, triggers) is run.
 
     Args:
-        path: of the file, on this machine.
+        path: path of the file, on this machine.
         where: its name in messages.
         records: extracts the document of each row.
 
@@ -35,24 +34,22 @@ def read_sqlite(path: str, where: str, records: RecordReader) -> Iterator[Docume
     """
     with _opened(path, where) as connection:
         tables = [name for (name,) in connection.execute(_TABLES)]
-        chosen = {
-            table: columns
-            for table in tables
-            if (columns := _columns(connection, table, records.field))
-        }
-        if not chosen:
+        columns_by_table = {}
+        for table in tables:
+            columns = _columns(connection, table, records.field)
+            if columns:
+                columns_by_table[table] = columns
+        if not columns_by_table:
             names = ", ".join(f"'{name}'" for name in tables) or "none"
-            expected = (
-                "one of " + ", ".join(f"'{name}'" for name in _NAMES) + "; --field names another"
-            )
-            expected = expected if records.field is None else f"'{records.field}' in one"
-            raise CorpusFormatError(
-                describe(
-                    where, "the columns of all tables", f"without a known one ({names})", expected
-                )
-            )
-        for table, columns in chosen.items():
-            yield from _rows(connection, table, columns, where, records)
+            if records.field is None:
+                known = ", ".join(f"'{name}'" for name in _NAMES)
+                expected = f"one of {known}; --field names another"
+            else:
+                expected = f"'{records.field}' in one"
+            problem = f"without a known one ({names})"
+            raise CorpusFormatError(describe(where, "the columns of all tables", problem, expected))
+        for table, columns in columns_by_table.items():
+            yield from _table_documents(connection, table, columns, where, records)
 
 
 _TABLES = (
@@ -84,27 +81,27 @@ def _columns(connection: sqlite3.Connection, table: str, field: str | None) -> l
     return [name for name in (field, field.partition(".")[0]) if name in names][:1]
 
 
-def _rows(
+def _table_documents(
     connection: sqlite3.Connection,
     table: str,
     columns: list[str],
     where: str,
     records: RecordReader,
 ) -> Iterator[Document]:
-    """Yield the documents of a table; what is too large is not read."""
+    """Yield the documents of a table; rows that are too large are not read."""
     names = [_quoted(name) for name in columns]
     size = " + ".join(f"coalesce(length({name}), 0)" for name in names)
     values = ", ".join(
         f"CASE WHEN {size} <= {MAX_DOCUMENT_BYTES} THEN {name} END" for name in names
     )
-    rows = connection.execute(f"SELECT {size}, {values} FROM {_quoted(table)}")
-    for number, (length, *row) in enumerate(rows, 1):
+    table_rows = connection.execute(f"SELECT {size}, {values} FROM {_quoted(table)}")
+    for number, (length, *row) in enumerate(table_rows, 1):
         origin = f"{where}:{table}, row {number}"
         if length > MAX_DOCUMENT_BYTES:
             records.too_large(origin)
         else:
             texts = (_text(value) if isinstance(value, bytes) else value for value in row)
-            yield from documents_of(records, dict(zip(columns, texts, strict=True)), origin)
+            yield from record_documents(records, dict(zip(columns, texts, strict=True)), origin)
 
 
 def _text(data: bytes) -> str | bytes:

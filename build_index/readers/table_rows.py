@@ -1,5 +1,6 @@
-"""From a row or a JSON value to the document in it: JSON text is
-decoded first, and what is malformed is counted.
+"""From a row or a JSON value to the document in it.
+
+JSON text is decoded first, and malformed records are counted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MALFORMED = "malformed record"  # a reason to skip it
 _SPEAKERS = ("role", "from", "value")  # a turn of a conversation has one of them
 
 
-def documents_of(records: RecordReader, record: object, origin: str) -> Iterator[Document]:
+def record_documents(records: RecordReader, record: object, origin: str) -> Iterator[Document]:
     """Yield the document of a record, unless it is empty, malformed or not UTF-8.
 
     Args:
@@ -46,10 +47,10 @@ def malformed(records: RecordReader, error: CorpusFormatError) -> None:
 
 
 def with_conversation(record: object, field: str | None) -> object:
-    """Return a record with its conversation as a list, where that
-    is JSON text, as exported logs have it.
+    """Return a record with its conversation as a list, even where the record has it as JSON text.
 
-    Only fields that hold conversations by their names are looked at: a text may be a JSON file.
+    Exported logs have such text. Only fields whose names mean conversations are decoded: the text
+    of another field may be a JSON file.
 
     Args:
         record: a JSON value.
@@ -58,16 +59,16 @@ def with_conversation(record: object, field: str | None) -> object:
     if not isinstance(record, Mapping):
         return record
     if field is None:
-        texts = {
-            name: record[name] for name in CONVERSATION_FIELDS if isinstance(record.get(name), str)
-        }
+        values = {name: record.get(name) for name in CONVERSATION_FIELDS}
+    elif field.rpartition(".")[2] in CONVERSATION_FIELDS:
+        values = {field: lookup(record, field)}
     else:
-        value = lookup(record, field)
-        is_named_so = field.rpartition(".")[2] in CONVERSATION_FIELDS
-        texts = {field: value} if is_named_so and isinstance(value, str) else {}
-    decoded = {
-        name: turns for name, text in texts.items() if (turns := _conversation(text)) is not None
-    }
+        values = {}
+    decoded = {}
+    for name, value in values.items():
+        turns = _conversation(value) if isinstance(value, str) else None
+        if turns is not None:
+            decoded[name] = turns
     return {**record, **decoded} if decoded else record
 
 
@@ -79,18 +80,16 @@ def _conversation(text: str) -> list[Any] | None:
         value = decoded_json(text)
     except ValueError:
         return None
-    is_conversation = isinstance(value, list) and value and isinstance(value[0], Mapping)
-    return value if is_conversation and any(name in value[0] for name in _SPEAKERS) else None
+    if not isinstance(value, list) or not value or not isinstance(value[0], Mapping):
+        return None
+    return value if any(name in value[0] for name in _SPEAKERS) else None
 
 
 def _is_bytes(record: object, field: str | None) -> bool:
-    """Whether the document of a record, or what may be one if there is none, is not UTF-8."""
+    """Whether the document of a record, or a field that may be one, is not UTF-8."""
     if not isinstance(record, Mapping):
         return False
     chosen = field or known_field(record)
-    values = (
-        [record.get(name) for name in CONVERSATION_FIELDS]
-        if chosen is None
-        else [lookup(record, chosen)]
-    )
-    return any(isinstance(value, bytes) for value in values)
+    if chosen is not None:
+        return isinstance(lookup(record, chosen), bytes)
+    return any(isinstance(record.get(name), bytes) for name in CONVERSATION_FIELDS)

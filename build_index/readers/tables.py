@@ -1,10 +1,9 @@
-"""Tables of Arrow, whatever file holds them: which columns may hold
-documents, and the rows as records.
+"""Tables of Arrow, from files of any kind: their columns with documents, and their rows as records.
 
-The column is chosen by type here and then in each row by its value, as the field of a JSON record
-is: where the conversation of a row is null, its text counts. Values of the type `arrow.json`, which
-`datasets` writes where the records of a JSON file differ, are decoded wherever they stand in a
-column.
+This module chooses columns by type. Each row then chooses among them by value, as the field of a
+JSON record is chosen: where the conversation of a row is null, its text counts. Values of the type
+`arrow.json`, which `datasets` writes where the records of a JSON file differ, are decoded anywhere
+in a column.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from build_index.documents import Document
 from build_index.readers.conversations import fields_text
 from build_index.readers.json_text import decoded_json
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
-from build_index.readers.table_rows import documents_of
+from build_index.readers.table_rows import record_documents
 
 BATCH_ROWS = 64
 BATCH_BYTES = 8 << 20
@@ -56,7 +55,7 @@ def columns_text(schema: Any) -> str:
 
 
 def rows_at_once(size: int, rows: int) -> int:
-    """Return how many rows of a table are held at once, which has so many bytes and rows."""
+    """Return how many rows to hold at once, of a table with `size` bytes and `rows` rows."""
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size)))
 
 
@@ -77,11 +76,14 @@ class TableReader:
         self._where = where
 
     def documents(self, batch: Any, rows: Iterable[int]) -> Iterator[Document]:
-        """Yield the documents of some rows, a `pyarrow.RecordBatch`, whose
-        numbers in the table are `rows`.
+        """Yield the documents of some rows.
+
+        Args:
+            batch: the rows, a `pyarrow.RecordBatch`.
+            rows: their numbers in the table.
 
         Raises:
-            CorpusFormatError: see `rows.documents_of`.
+            CorpusFormatError: see `table_rows.record_documents`.
             CorpusError: see `RecordReader.too_large`.
         """
         columns = [
@@ -90,7 +92,7 @@ class TableReader:
         ]
         for row, *values in zip(rows, *columns, strict=True):
             record = dict(zip(self._columns, values, strict=True))
-            yield from documents_of(self._records, record, f"{self._where}:row {row}")
+            yield from record_documents(self._records, record, f"{self._where}:row {row}")
 
 
 def _is_in(schema: Any, name: str) -> bool:
@@ -114,14 +116,15 @@ def _may_be_text(kind: Any) -> bool:
 
 
 def _may_be_conversation(schema: Any, name: str) -> bool:
-    """Whether a column may hold conversations: turns, texts in turn
-    where they are known so, or JSON text of them.
+    """Whether a column may hold conversations: lists of turns, or their JSON text.
+
+    In the column `data`, a list of texts is a conversation, too.
     """
     import pyarrow.types as types
 
     kind = schema.field(name).type
     if not _is_list(kind):
-        # But pictures.
+        # Binary values are pictures.
         return _may_be_text(kind) and not (types.is_binary(kind) or types.is_large_binary(kind))
     turn = kind.value_type
     if types.is_struct(turn):
@@ -147,7 +150,7 @@ def _is_json(kind: Any) -> bool:
 
 
 def _decoder(field: Any) -> _Decoder | None:
-    """Return what decodes the JSON in the values of a `pyarrow.Field`; None: there is none.
+    """Return a function that decodes the JSON in the values of a `pyarrow.Field`; None: no JSON.
 
     Releases of pyarrow that do not know the type leave its name in the metadata of the field.
     """
@@ -162,8 +165,12 @@ def _decoder(field: Any) -> _Decoder | None:
         decode = _decoder(kind.value_field)
         return None if decode is None else functools.partial(_decoded_list, decode)
     if types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        decoders = {one.name: decode for one in fields if (decode := _decoder(one)) is not None}
+        decoders = {}
+        for index in range(kind.num_fields):
+            inner = kind.field(index)
+            decode = _decoder(inner)
+            if decode is not None:
+                decoders[inner.name] = decode
         return functools.partial(_decoded_struct, decoders) if decoders else None
     return None
 
@@ -171,8 +178,8 @@ def _decoder(field: Any) -> _Decoder | None:
 def _json_value(text: str | bytes | None, *, is_content: bool) -> Any:
     """Decode a value of `arrow.json`.
 
-    `datasets` does not encode a text that is JSON by chance, such as "42" or an answer in JSON:
-    where a text or its parts belong, everything else is a text.
+    `datasets` does not encode a text that is JSON by chance, such as "42" or an answer in JSON. So
+    in the field of a message's content, JSON that is no content stays a text.
     """
     if text is None or isinstance(text, bytes):
         return text
@@ -205,10 +212,7 @@ def _decoded_struct(
 
 
 def _values(column: Any, decode: _Decoder | None) -> Iterator[Any]:
-    """Yield the values of a column.
-
-    Bytes for one with a text that is not UTF-8, whatever the column says it is.
-    """
+    """Yield the values of a column; a text that is not UTF-8 comes as bytes."""
     try:
         values = column.to_pylist()
     except UnicodeDecodeError:

@@ -20,7 +20,7 @@ def read_text(
 
     Args:
         stream: its content.
-        where: the file: origin of the document.
+        where: the file, which is the origin of the document.
         counts: counts skipped files.
         size: bytes of the file, for the counts.
         strict: whether a file that is binary or not UTF-8 is an error. Otherwise it is skipped and
@@ -33,7 +33,7 @@ def read_text(
         CorpusFormatError: `strict`, and the file holds a NUL byte or is not UTF-8.
     """
     data = b""
-    part = 1
+    piece = 1
     offset = 0
     while True:
         data += stream.read(PIECE_BYTES - len(data))
@@ -42,18 +42,19 @@ def read_text(
         text = _decoded(data[:cut], where, offset, counts, size, strict=strict)
         if text is None:
             return
-        if part == 1:
+        if piece == 1:
             text = text.removeprefix("\ufeff")
-        document = Document(
-            text=text, origin=where if part == 1 and not has_more else f"{where} (part {part})"
-        )
+        is_whole = piece == 1 and not has_more
+        document = Document(text=text, origin=where if is_whole else f"{where} (part {piece})")
         if document.is_empty:
             counts.leave_out("empty", where)
         else:
             yield document
         if not has_more:
             return
-        data, offset, part = data[cut:], offset + cut, part + 1
+        data = data[cut:]
+        offset += cut
+        piece += 1
 
 
 def _decoded(
@@ -62,16 +63,15 @@ def _decoded(
     """Return the text, or None for a file that is skipped."""
     index = data.find(b"\0")
     if index >= 0:
-        reason, problem = "binary", f"binary (a NUL byte at {offset + index})"
+        reason = "binary"
+        problem = f"binary (a NUL byte at {offset + index})"
     else:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
             byte = data[error.start]
-            reason, problem = (
-                "not UTF-8",
-                f"not UTF-8 (byte 0x{byte:02x} at {offset + error.start})",
-            )
+            reason = "not UTF-8"
+            problem = f"not UTF-8 (byte 0x{byte:02x} at {offset + error.start})"
     if strict:
         raise CorpusFormatError(
             describe(where, "content", problem, "UTF-8 text, JSON, JSONL or parquet")
@@ -81,7 +81,7 @@ def _decoded(
 
 
 def _character_boundary(data: bytes) -> int:
-    """Return where the last complete UTF-8 character ends."""
+    """Return the position behind the last complete UTF-8 character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data[-4:])
     return len(data) - len(decoder.getstate()[0])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers import claude_code, codex, message_logs, openhands
 from build_index.readers.aider import HEADER, AiderHistory
-from build_index.readers.conversations import kind_of, messages_of
+from build_index.readers.conversations import json_type, parse_messages
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.json_text import decoded_json
 from build_index.readers.records import RecordReader
@@ -25,7 +25,7 @@ from rest_store.errors import CorpusFormatError, describe
 AIDER, CLAUDE_CODE, CODEX = "aider", "claude-code", "codex"
 MESSAGE_LOG, OPENHANDS = "message-log", "openhands"
 KINDS = (AIDER, CLAUDE_CODE, CODEX, MESSAGE_LOG, OPENHANDS)
-"""Readers of transcripts, as `detection.reader_of` names them."""
+"""Readers of transcripts, as `detection.detect_reader` names them."""
 MAX_CONVERSATION = 1 << 20
 """Characters from which on a conversation goes on as another document, at the next user's turn."""
 CUT_OFF = "record cut off at the end of its file"
@@ -108,7 +108,7 @@ def _conversation(
 ) -> Iterator[Document]:
     some = turns.turns[begin:end]
     if some:
-        messages = messages_of(some, origin, "turns", turns.left_out)
+        messages = parse_messages(some, origin, "turns", turns.left_out)
         if messages:
             yield Document(messages=messages, origin=origin, session=session, order=order)
 
@@ -163,7 +163,7 @@ def _records(
         if isinstance(value, Mapping):
             yield value, origin
         else:
-            found = f"a {kind_of(value)}"
+            found = f"a {json_type(value)}"
             malformed(records, CorpusFormatError(describe(origin, "record", found, "an object")))
 
 

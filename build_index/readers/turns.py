@@ -1,7 +1,7 @@
 """Turns of transcripts, in one form whichever program wrote them: role, content, reasoning, calls.
 
-The form is that of OpenAI's chat completions, which `conversations.messages_of` reads. Parts of one
-answer, which programs keep as records of their own, become one turn.
+The form is that of OpenAI's chat completions, which `conversations.parse_messages` reads. Parts of
+one answer, which programs keep as records of their own, become one turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Turns:
         counts: counts records and parts that are left out.
 
     Attributes:
-        turns: what `messages_of` reads.
+        turns: what `parse_messages` reads.
         calls: ids of the calls in them.
     """
 

@@ -13,16 +13,17 @@ import numpy.typing as npt
 from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 
-_MAX_SUFFIX, _MAX_DEPTH = 16, 10  # of REST's rule, as in the paper
-_NGRAM, _CHAIN = 3, 10  # tokens that prompt lookup looks up at most, and drafts
+# REST's rule, as in the paper.
+_MAX_SUFFIX = 16
+_MAX_DEPTH = 10
+# Prompt lookup: the longest n-gram, and the draft tokens.
+_NGRAM = 3
+_CHAIN = 10
 _EMPTY = TokenTree([], [], [])
 
 
-def tree_of(paths: Sequence[Sequence[int]]) -> TokenTree:
-    """Return the tree of several continuations, which share their common beginnings.
-
-    The first one comes first.
-    """
+def merge_paths(paths: Sequence[Sequence[int]]) -> TokenTree:
+    """Return the tree of several continuations, in order; equal beginnings become one path."""
     tokens: list[int] = []
     parents: list[int] = []
     nodes: dict[tuple[int, int], int] = {}  # by parent and token
@@ -39,11 +40,10 @@ def tree_of(paths: Sequence[Sequence[int]]) -> TokenTree:
 
 
 class RestRule:
-    """REST's rule: the most frequent continuations of the longest
-    match (arXiv 2311.08252, section 3.2).
+    """REST's rule: the most frequent continuations of the longest match.
 
-    Of several datastores the one with the longest match drafts, of equal ones the first. The
-    context begins after its last token outside their vocabulary.
+    (arXiv 2311.08252, section 3.2.) Of several datastores the one with the longest match drafts, of
+    equal ones the first. The context begins after its last token outside their vocabulary.
 
     Args:
         stores: datastores of one tokenizer, at least one.
@@ -65,7 +65,7 @@ class RestRule:
         self.accept(prompt)
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
-        """Return the datastore's tree, whatever it costs."""
+        """Return the datastore's tree; `costs` are not used."""
         if not self._context:
             return _EMPTY
         lengths = [
@@ -78,18 +78,16 @@ class RestRule:
         )
 
     def accept(self, tokens: Sequence[int] | npt.NDArray[np.int32], *likely: object) -> None:
-        """Take over `tokens`; what the model found likely is not used."""
+        """Take over `tokens`; the likely tokens are not used."""
         for token in map(int, tokens[-self._max_suffix :]):
-            self._context = (
-                []
-                if token >= self._vocabulary_size
-                else [*self._context, token][-self._max_suffix :]
-            )
+            if token >= self._vocabulary_size:
+                self._context = []
+            else:
+                self._context = [*self._context, token][-self._max_suffix :]
 
 
 class PromptLookupRule:
-    """Prompt lookup as in `transformers`: what followed the first
-    occurrence of the longest n-gram, as one chain.
+    """Prompt lookup as in `transformers`: one chain, from the first match of the longest n-gram.
 
     Args:
         prompt: the tokens so far.
@@ -97,22 +95,19 @@ class PromptLookupRule:
 
     def __init__(self, prompt: Sequence[int] | npt.NDArray[np.int32]) -> None:
         self._text: list[int] = []
-        self._first: dict[tuple[int, ...], int] = {}  # where what follows an n-gram begins
+        self._first: dict[tuple[int, ...], int] = {}  # by n-gram, the position behind the first one
         self.accept(prompt)
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
-        """Return the chain that followed the n-gram which ends the text.
-
-        Empty if none occurred before.
-        """
+        """Return the chain that followed the n-gram at the end of the text; empty: none did."""
         for size in range(min(_NGRAM, len(self._text)), 0, -1):
             begin = self._first[tuple(self._text[-size:])]
             if begin < len(self._text):
-                return tree_of([self._text[begin : begin + min(_CHAIN, max_nodes)]])
+                return merge_paths([self._text[begin : begin + min(_CHAIN, max_nodes)]])
         return _EMPTY
 
     def accept(self, tokens: Sequence[int] | npt.NDArray[np.int32], *likely: object) -> None:
-        """Take over `tokens`; what the model found likely is not used."""
+        """Take over `tokens`; the likely tokens are not used."""
         for token in map(int, tokens):
             self._text.append(token)
             end = len(self._text)

@@ -12,10 +12,10 @@ from rest_store.bench.measurement_options import (
     recordings_option,
     tokenizer_option,
 )
-from rest_store.bench.recordings import FIT_PARTS, MIN_TO_FIT, read_all, split
+from rest_store.bench.recordings import FIT_FOLDS, MIN_TO_FIT, read_all, split
 from rest_store.bench.replay import fit_calibration, replay
 from rest_store.bench.results import file_hash
-from rest_store.command_options import FILE, json_option, to_be_written
+from rest_store.command_options import FILE, check_writable, json_option
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
@@ -39,8 +39,8 @@ _BUDGETS = ((24, 0), (24, 2), (64, 1))
     metavar="FILE",
     required=True,
     type=FILE,
-    callback=to_be_written,
-    help="Where the result is written: the calibration.",
+    callback=check_writable,
+    help="Destination of the result: the calibration.",
 )
 @click.option(
     "--trees",
@@ -60,8 +60,8 @@ def calibrate(
 ) -> None:
     """Fit a calibration to recordings of your own model, and show how good it is.
 
-    Seven tenths of the prompts, by a fixed hash, are fitted to. The figures are those of the
-    others. The result is for `rest-store generate --calibration`, `bench speed --calibration` and
+    The fit uses seven tenths of the prompts, by a fixed hash; the figures are of the others. The
+    result is for `rest-store generate --calibration`, `bench speed --calibration` and
     `Generator(calibration=...)`.
     """
     stores = open_datastores(datastores)
@@ -72,7 +72,7 @@ def calibrate(
     sources = [PromptLookup(), RecycledLogits(), *stores.values()]
     provenance = {
         "recordings": [path.name for path in recordings],
-        "prompts": f"parts 0..{FIT_PARTS - 1} of 10",
+        "prompts": f"folds 0..{FIT_FOLDS - 1} of 10",
         "data": [file_hash(path) for path in recordings],
         "datastores": [path.name for path in datastores],
         "trees": trees,
@@ -83,18 +83,18 @@ def calibrate(
         replay(fitting, sources, default, max_nodes=nodes, skip=skip, record=record)
     fitted = fit_calibration(record, trees=trees, provenance=provenance)
     fitted.save(out)
-    outcomes = {
-        (name, nodes): replay(held_out, sources, calibration, max_nodes=nodes)
-        for name, calibration in (("default", default), ("fitted", fitted))
-        for nodes in (16, 64)
-    }
+    outcomes = {}
+    for name, calibration in (("default", default), ("fitted", fitted)):
+        for nodes in (16, 64):
+            outcome = replay(held_out, sources, calibration, max_nodes=nodes)
+            outcomes[name, nodes] = outcome
     if as_json:
-        rows = [
-            {"calibration": name, "nodes": nodes, **one.as_json()}
-            for (name, nodes), one in outcomes.items()
+        table_rows = [
+            {"calibration": name, "nodes": nodes, **outcome.as_json()}
+            for (name, nodes), outcome in outcomes.items()
         ]
-        summary = {"out": str(out), "fitted": len(fitting), "reported": len(held_out), "rows": rows}
-        click.echo(json.dumps(summary))
+        summary = {"out": str(out), "fitted": len(fitting), "reported": len(held_out)}
+        click.echo(json.dumps({**summary, "rows": table_rows}))
         return
     click.echo(f"{out}: fitted to {counted(len(fitting), 'recording')}; on {len(held_out)} others:")
     for (name, nodes), outcome in outcomes.items():

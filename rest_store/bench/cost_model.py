@@ -1,4 +1,4 @@
-"""What a step of a serving engine would cost: a model of its time on a device, read from a file."""
+"""A model of the time that a step of a serving engine takes on a device, read from a file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class DrafterCosts:
     """Seconds that another drafter takes in a step.
 
     Attributes:
-        fixed: of a step.
+        fixed: for each step.
         cached_token: for each token in the KV cache.
         draft_token: for each token that it drafts.
-        share: of the time of verifying.
+        share: a factor of the time of verifying, which is added.
     """
 
     fixed: float = 0.0
@@ -36,16 +36,18 @@ class DrafterCosts:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds of a step: fixed + overhead + rows x (cached tokens x
-    cached_token + verified tokens x verified_token).
+    """A linear model of the seconds of a step.
+
+    Each sequence adds cached tokens x cached_token + verified tokens x verified_token to
+    fixed + overhead.
 
     Attributes:
-        fixed: of a forward pass.
-        overhead: of a step outside it.
+        fixed: for each forward pass.
+        overhead: for each step, outside its forward pass.
         cached_token: for each token in the KV cache.
         verified_token: for each token of the step.
-        drafters: what other drafters take, by the name that recordings give them.
-        source: what was measured, and by whom.
+        drafters: costs of other drafters, by their names in recordings.
+        source: the measurement that the model comes from.
     """
 
     fixed: float
@@ -59,10 +61,10 @@ class CostModel:
     def read(cls, path: Path) -> CostModel:
         """Read a file: a JSON object with these fields.
 
-        `drafters` holds objects with those of `DrafterCosts`.
+        `drafters` holds objects with the fields of `DrafterCosts`.
 
         Raises:
-            DataFileError: it cannot be read, or is something else.
+            DataFileError: the file cannot be read, or is no such object.
         """
         try:
             fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -82,85 +84,82 @@ class CostModel:
             raise DataFileError(
                 describe(path, "cost model", f"malformed ({error})", _EXPECTED)
             ) from error
-        if (
-            not all(0 <= time < np.inf for time in times.values())
-            or times["fixed"] + times["verified_token"] <= 0
-        ):
+        is_valid = all(0 <= time < np.inf for time in times.values())
+        if not is_valid or times["fixed"] + times["verified_token"] <= 0:
             raise DataFileError(
-                describe(
-                    path, "cost model", "of other numbers", "seconds, of which some are above 0"
-                )
+                f"{path}: a time of the cost model is negative or infinite, or fixed and"
+                " verified_token are both 0"
             )
         return cls(**times, drafters=drafters, source=str(fields.get("source", path.name)))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Steps of several rows that are all alike.
+    """Steps of several sequences that are all alike.
 
     Attributes:
-        model: what a step takes.
-        rows: of a step.
-        drafting: seconds that drafting takes for a row; None: what is measured.
+        model: the time of a step.
+        sequences: number of sequences in a step.
+        drafting: seconds of drafting for a sequence; None: as measured.
     """
 
     model: CostModel
-    rows: int
+    sequences: int
     drafting: float | None = None
 
     def time(self, cached: int, verified: int) -> float:
-        """Return the seconds of a step that verifies so many tokens of each row, without drafting.
+        """Return the seconds of a step without drafting.
 
         Args:
-            cached: tokens of each row in the KV cache.
-            verified: one, and draft tokens.
+            cached: tokens of each sequence in the KV cache.
+            verified: tokens of each sequence that are verified: one, and draft tokens.
         """
-        row = cached * self.model.cached_token + verified * self.model.verified_token
-        return self.model.fixed + self.model.overhead + self.rows * row
+        sequence = cached * self.model.cached_token + verified * self.model.verified_token
+        return self.model.fixed + self.model.overhead + self.sequences * sequence
 
-    def costs(self, cached: int, most: int) -> npt.NDArray[np.float64]:
-        """Return the seconds of a step that verifies 0 ..
+    def costs(self, cached: int, max_tokens: int) -> npt.NDArray[np.float64]:
+        """Return the seconds of steps that verify 0, 1, ... draft tokens of each sequence.
 
-        most draft tokens of each row, float64[most + 1].
+        The result is float64[max_tokens + 1].
         """
-        return np.linspace(self.time(cached, 1), self.time(cached, 1 + most), most + 1)
+        return np.linspace(self.time(cached, 1), self.time(cached, 1 + max_tokens), max_tokens + 1)
 
     def step(self, cached: int, drafted: int, measured: float) -> float:
-        """Return the seconds of a step with so many draft tokens of each row.
+        """Return the seconds of a step with its drafting.
 
-        Drafting took `measured` for one.
+        Args:
+            cached: tokens of each sequence in the KV cache.
+            drafted: draft tokens of each sequence.
+            measured: seconds that drafting took for one sequence.
         """
         drafting = measured if self.drafting is None else self.drafting
-        return self.time(cached, 1 + drafted) + self.rows * drafting
+        return self.time(cached, 1 + drafted) + self.sequences * drafting
 
     @property
-    def of_sessions(self) -> float:
-        """Seconds that drafting takes in a step, for all rows; 0 where it is measured."""
-        return self.rows * (self.drafting or 0.0)
+    def drafting_seconds(self) -> float:
+        """Seconds of drafting in a step, for all sequences; 0 where it is measured."""
+        return self.sequences * (self.drafting or 0.0)
 
     def plain(self, begin: int, end: int) -> float:
-        """Return the seconds of the steps that write the
-        tokens from `begin` to `end` one by one.
-        """
+        """Return the seconds of plain steps that write the tokens from `begin` to `end`."""
         return (end - begin) * (self.time(begin, 1) + self.time(end - 1, 1)) / 2
 
     def beside(self, name: str, cached: int, length: int) -> float:
-        """Return the seconds of a step that another drafter
-        adds to verifying its `length` tokens.
-        """
+        """Return the seconds that another drafter adds to a step that verifies `length` tokens."""
         costs = self.model.drafters.get(name, DrafterCosts())
-        row = cached * costs.cached_token + length * costs.draft_token
-        return self.time(cached, 1 + length) * costs.share + costs.fixed + self.rows * row
+        sequence = cached * costs.cached_token + length * costs.draft_token
+        own_seconds = costs.fixed + self.sequences * sequence
+        return self.time(cached, 1 + length) * costs.share + own_seconds
 
-    def drafted_by(
+    def simulate_drafter(
         self, name: str, accepted: Sequence[int], prompt: int, length: int
     ) -> tuple[int, float]:
         """Return steps and seconds of another drafter that always drafts `length` tokens.
 
         Args:
-            name: of the drafter.
-            accepted: tokens that it would bring in a step at each position, the bonus token
-                counted.
+            name: the name of the drafter.
+            accepted: for each position, the tokens that it would bring in a step, the bonus token
+                included.
             prompt: tokens before the output.
             length: tokens that it drafts.
         """
@@ -174,11 +173,13 @@ class Batch:
         return steps, seconds
 
 
-def batches_of(model: CostModel, rows: Sequence[int], drafting_us: float | None) -> list[Batch]:
-    """Return batches of so many rows, each drafted for in `drafting_us` microseconds.
+def make_batches(model: CostModel, sizes: Sequence[int], drafting_us: float | None) -> list[Batch]:
+    """Return a batch of each size.
 
-    None: as measured.
+    Args:
+        model: the time of a step.
+        sizes: numbers of sequences.
+        drafting_us: microseconds of drafting for a sequence; None: as measured.
     """
-    return [
-        Batch(model, number, None if drafting_us is None else drafting_us / 1e6) for number in rows
-    ]
+    drafting = None if drafting_us is None else drafting_us / 1e6
+    return [Batch(model, size, drafting) for size in sizes]

@@ -1,4 +1,4 @@
-"""The formats that recordings come in: what one line of JSON holds, as prompts and outputs."""
+"""The formats of recordings: from one line of JSON to prompts and outputs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, NamedTuple
 from rest_store.errors import DataFileError, describe
 
 Messages = Sequence[tuple[str, str]]  # role and text of each, oldest first
-# Prompt and answer to their tokens.
+# A function from prompt and answer to their tokens.
 Encode = Callable[[str | Messages, str], tuple[list[int], list[int]]]
 _EXPECTED = "a JSON object with prompt and output, ids and turns, messages, or messages and choices"
-_DRAFTERS = ("eagle", "ngram")  # whose acceptance at each position a line may have
+_DRAFTERS = ("eagle", "ngram")  # a line may have their acceptance at each position
 
 
 class RecordedOutput(NamedTuple):
-    """A prompt and what was written.
+    """A prompt and the output of a model.
 
     Attributes:
         prompt: ids or text, or the messages before an answer.
         output: ids or text.
-        top_k: rows of likely tokens of each position, if they are known.
+        top_k: likely tokens of each position, if they are known.
         family: kind of task.
-        key: of the task, with the family before a plain number, or of what a user said first;
-            empty: the prompt alone says which it is.
+        key: identifies the task, or the first message of a user; a plain number has the family
+            before it. Empty: the prompt identifies the task.
         drafters: by name of another drafter, the tokens that it would bring at each position of the
             output.
     """
@@ -39,16 +39,18 @@ class RecordedOutput(NamedTuple):
 
 
 def recorded_outputs(line: str, where: str) -> Iterator[RecordedOutput]:
-    """Yield what a line holds.
+    """Yield the outputs of a line, an object with fields of one of these kinds.
 
-    `prompt` and `output` or `answer`, ids or texts: what `bench record` writes; also with `eagle`
-    or `ngram`, the acceptance of another drafter. `ids` and `turns`, pairs of begin and end: an
-    agent's trace, each turn an output, with `task`. `messages` of OpenAI's form: each answer of the
-    assistant is an output. `messages` and `choices`, also in a `request` and its `response`, as a
-    server logs them: each choice is an output.
+    - `prompt` and `output` or `answer`, ids or texts, as `bench record` writes them. `eagle` or
+      `ngram` may hold the acceptance of another drafter.
+    - `ids`, `turns` (pairs of begin and end) and `task`, the trace of an agent: each turn is an
+      output.
+    - `messages` of OpenAI's form: each answer of the assistant is an output.
+    - `messages` and `choices`, perhaps in a `request` and its `response`, as servers log them: each
+      choice is an output.
 
     Raises:
-        DataFileError: it holds none of these.
+        DataFileError: the line has none of these forms.
     """
     try:
         fields = json.loads(line)
@@ -59,7 +61,7 @@ def recorded_outputs(line: str, where: str) -> Iterator[RecordedOutput]:
     for logged in (fields.get("request"), fields.get("response")):
         fields |= logged if isinstance(logged, dict) else {}
     family = str(fields.get("set", fields.get("model", "all")))
-    name = next((str(fields[name]) for name in ("id", "task") if name in fields), "")
+    name = str(fields.get("id", fields.get("task", "")))
     key = name if not name or "/" in name else str(fields.get("set", "")) + name
     try:
         if "ids" in fields and "turns" in fields:
@@ -67,12 +69,11 @@ def recorded_outputs(line: str, where: str) -> Iterator[RecordedOutput]:
             for begin, end in fields["turns"]:
                 yield RecordedOutput(ids[:begin], ids[begin:end], family=family, key=key)
         elif "messages" in fields and "choices" in fields:
-            # A choice that calls a tool adds none.
-            before = len([*_answers(fields["messages"], family, key)])
+            # A choice that calls a tool adds no answer.
+            before = len(list(_answers(fields["messages"], family, key)))
             for choice in fields["choices"]:
-                yield from [*_answers([*fields["messages"], choice["message"]], family, key)][
-                    before:
-                ]
+                messages = [*fields["messages"], choice["message"]]
+                yield from list(_answers(messages, family, key))[before:]
         elif "messages" in fields:
             yield from _answers(fields["messages"], family, key)
         elif "prompt" in fields and {"output", "answer"} & fields.keys():
@@ -84,8 +85,10 @@ def recorded_outputs(line: str, where: str) -> Iterator[RecordedOutput]:
                 fields["prompt"], output, fields.get("topk"), family, key, drafters
             )
         elif {"prompt", "turns"} & fields.keys() and "choices" not in fields:
-            expected = "one: `rest-store bench record` records what your model writes for prompts"
-            raise DataFileError(describe(where, "output of the prompt", "absent", expected))
+            raise DataFileError(
+                f"{where}: output of the prompt is absent; `rest-store bench record` records"
+                " outputs of your model"
+            )
         else:
             raise DataFileError(describe(where, "recording", "malformed", _EXPECTED))
     except DataFileError:
@@ -100,16 +103,14 @@ def _answers(
 ) -> Iterator[RecordedOutput]:
     """Yield each answer of the assistant and the messages before it.
 
-    Without a `key`, what a user said first is one.
+    Without a `key`, the first message of a user is hashed to one.
     """
     before: list[tuple[str, str]] = []
     for message in messages:
-        role, content = str(message["role"]), message.get("content") or ""
-        text = (
-            content
-            if isinstance(content, str)
-            else "".join(part.get("text", "") for part in content)
-        )
+        role = str(message["role"])
+        text = message.get("content") or ""
+        if not isinstance(text, str):
+            text = "".join(part.get("text", "") for part in text)
         if role == "user" and not key:
             key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         if role == "assistant" and before and text:

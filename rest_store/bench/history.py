@@ -1,6 +1,4 @@
-"""Replay with what is remembered of other recordings: a live
-datastore that holds them, and their recycled logits.
-"""
+"""History in replays: other recordings in a live datastore, and their recycled logits."""
 
 from __future__ import annotations
 
@@ -21,16 +19,16 @@ from rest_store.drafting.sources import RecycledLogits
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
 
-# A recording to replay, and those that are known meanwhile.
+# Recordings to replay, each with the recordings that are known meanwhile.
 Known = Iterator[tuple[Recording, Sequence[Recording]]]
-# In which order recordings are replayed, and which others a live datastore holds meanwhile.
+# An order of replays, which keeps other recordings in a live datastore.
 Order = Callable[[Sequence[Recording], "LiveDatastore"], Known]
 
 
 @contextmanager
 def new_live_datastore(tokenizer: TokenizerIdentity) -> Iterator[LiveDatastore]:
     """Open an empty live datastore in a folder that goes with it."""
-    # Loads what sorts, which other commands do without.
+    # The import loads the sorter, which other commands do not need.
     from rest_store.live.live_datastore import LiveDatastore
 
     with (
@@ -40,10 +38,8 @@ def new_live_datastore(tokenizer: TokenizerIdentity) -> Iterator[LiveDatastore]:
         yield live
 
 
-def logits_of(recordings: Iterable[Recording]) -> RecycledLogits:
-    """Return recycled logits that have learnt from `recordings`, as
-    if earlier sessions had shared them.
-    """
+def learned_logits(recordings: Iterable[Recording]) -> RecycledLogits:
+    """Return recycled logits that have learnt from `recordings`, as from earlier sessions."""
     logits = RecycledLogits()
     for recording in recordings:
         if recording.top_k.size:
@@ -55,14 +51,14 @@ def logits_of(recordings: Iterable[Recording]) -> RecycledLogits:
 
 
 def in_turn(recordings: Sequence[Recording], live: LiveDatastore) -> Known:
-    """Yield each recording, in order, while `live` holds all before it; and those before it."""
+    """Yield each recording and those before it, in order; `live` holds those before it."""
     for number, recording in enumerate(recordings):
         yield recording, recordings[:number]
         add_outputs(live, [number], recordings)
 
 
 def among_others(recordings: Sequence[Recording], live: LiveDatastore) -> Known:
-    """Yield each recording while `live` holds all of other tasks, and these."""
+    """Yield each recording and all recordings of other tasks; `live` holds the latter."""
     tasks: dict[object, list[int]] = defaultdict(list)
     for number, recording in enumerate(recordings):
         tasks[recording.key or recording.prompt.tobytes()].append(number)
@@ -70,7 +66,8 @@ def among_others(recordings: Sequence[Recording], live: LiveDatastore) -> Known:
     for recording in recordings:
         absent = tasks[recording.key or recording.prompt.tobytes()]
         live.delete([str(number) for number in absent])
-        yield recording, [other for number, other in enumerate(recordings) if number not in absent]
+        others = [other for number, other in enumerate(recordings) if number not in absent]
+        yield recording, others
         add_outputs(live, absent, recordings)
 
 
@@ -87,14 +84,14 @@ def holding(others: Sequence[Recording]) -> Order:
 def add_outputs(
     live: LiveDatastore, numbers: Iterable[int], recordings: Sequence[Recording]
 ) -> None:
-    """Add the recordings of these numbers to `live`, as generation remembers them.
+    """Add the recordings of these numbers to `live`, as generation remembers outputs.
 
-    Those of a task are a group.
+    The recordings of a task are a group.
     """
     documents = []
     for number in numbers:
         recording = recordings[number]
-        document = OutputDocument.of(
+        document = OutputDocument.from_output(
             recording.prompt.tolist(), recording.output.tolist(), recording.key
         )
         if document is not None:

@@ -1,18 +1,16 @@
-"""Replays by what is known meanwhile: nothing, datastores, and the
-outputs that a live datastore remembers.
-"""
+"""Replays with and without datastores and history."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from rest_store.bench.cost_model import Batch
 from rest_store.bench.history import (
     Order,
     among_others,
     in_turn,
-    logits_of,
+    learned_logits,
     new_live_datastore,
 )
 from rest_store.bench.recordings import Recording
@@ -23,18 +21,18 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import earlier
 from rest_store.drafting.sources import PromptLookup
 
-# What a live datastore holds of the other recordings while one is replayed.
+# By name, the other recordings that a live datastore holds while one is replayed.
 OTHERS: dict[str, Order] = {"those before it": in_turn, "all of other tasks": among_others}
 LOGITS = "the recycled logits of all others, no live datastore"
 
 
 class Variant(NamedTuple):
-    """How replays draft.
+    """The drafting options of replays.
 
     Attributes:
         name: for people.
         max_nodes: budget of a step.
-        batch: what steps cost, if they are modelled.
+        batch: the costs of steps, if they are modelled.
         chains: whether drafts are chains.
     """
 
@@ -45,13 +43,12 @@ class Variant(NamedTuple):
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The first figures of a row."""
-        shape = (
-            {}
-            if self.batch is None
-            else {"batch": self.batch.rows, "shape": "chain" if self.chains else "tree"}
-        )
-        return {"nodes": self.max_nodes, **shape}
+        """The first columns of a row in the results."""
+        columns: dict[str, Any] = {"nodes": self.max_nodes}
+        if self.batch is not None:
+            columns["batch"] = self.batch.sequences
+            columns["shape"] = "chain" if self.chains else "tree"
+        return columns
 
 
 def measure_known(
@@ -66,31 +63,35 @@ def measure_known(
     groups: bool = False,
     progress: Callable[[str], object] = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """Replay recordings with and without datastores, for each way to remember the others.
+    """Replay recordings with and without datastores, with each kind of history.
 
-    Sessions share their recycled logits, which have learnt from what is remembered, as those of one
-    program do.
+    Sessions share their recycled logits, which have learnt from the history, as in one program.
 
     Args:
         recordings: all of them, in order.
-        reported: those to replay, in the same order; `calibration` must not have been fitted to
-            them.
+        reported: the recordings to replay, in the same order; `calibration` must not have been
+            fitted to them.
         stores: datastores by name.
-        calibration: of the sessions; not changed.
-        variants: how they draft.
-        orders: what a live datastore holds meanwhile, by name.
-        tokenizer: of the recordings, for a live datastore; None: there are no `orders`.
-        groups: whether to replay also with what is remembered of the same task as references, as
-            with a `group`, beside all that is remembered and instead of it.
+        calibration: the calibration of the sessions; not changed.
+        variants: the drafting options.
+        orders: by name, the orders that keep history in a live datastore.
+        tokenizer: the tokenizer of the recordings, for a live datastore; None: no `orders`.
+        groups: whether to replay also with the history of the same task as references, as with a
+            `group`, beside the whole history and instead of it.
         progress: called with a line for each row.
 
     Returns:
-        One row each: "datastores" (whether they are sources), "remembered", the variant and the
-        figures of `Outcome.as_json`.
+        One row each: "datastores" (whether they are sources), "remembered" (the history), the
+        variant and the figures of `Outcome.as_json`.
+
+    Raises:
+        ValueError: there are `orders` and no `tokenizer`.
     """
+    if orders and tokenizer is None:
+        raise ValueError("a live datastore for the history needs a tokenizer")
     reported_ids = {id(recording) for recording in reported}
     has_logits = any(recording.top_k.size for recording in recordings)
-    rows: list[dict[str, Any]] = []
+    table_rows: list[dict[str, Any]] = []
 
     def replay_one(
         recording: Recording,
@@ -99,17 +100,22 @@ def measure_known(
         variant: Variant,
         references: Sequence[Tokens] = (),
     ) -> Outcome:
-        own = [PromptLookup(), *([logits_of(known)] if has_logits else []), *sources]
-        _, nodes, batch, chains = variant
-        options: dict[str, Any] = {
-            "max_nodes": nodes,
-            "batch": batch,
-            "chains": chains,
-            "references": references,
-        }
-        return replay([recording], own, calibration, share_logits=True, **options)
+        own: list[object] = [PromptLookup()]
+        if has_logits:
+            own.append(learned_logits(known))
+        own += sources
+        return replay(
+            [recording],
+            own,
+            calibration,
+            max_nodes=variant.max_nodes,
+            share_logits=True,
+            batch=variant.batch,
+            chains=variant.chains,
+            references=references,
+        )
 
-    def remembering(
+    def with_history(
         order: Order,
         sources: Sequence[object],
         variant: Variant,
@@ -117,29 +123,29 @@ def measure_known(
         reads_group: bool = False,
         reads_all: bool = True,
     ) -> Outcome:
-        assert tokenizer is not None
-        with new_live_datastore(tokenizer) as memory:
-            own = [*sources, memory] if reads_all else sources
-            return Outcome.sum_of(
-                replay_one(
-                    recording,
-                    known,
-                    own,
-                    variant,
-                    earlier(memory, recording.key, _fail) if reads_group else (),
-                )
-                for recording, known in order(recordings, memory)
-                if id(recording) in reported_ids
-            )
+        outcomes = []
+        with new_live_datastore(cast(TokenizerIdentity, tokenizer)) as live:
+            own = [*sources, live] if reads_all else sources
+            for recording, known in order(recordings, live):
+                if id(recording) in reported_ids:
+                    group = earlier(live, recording.key, _fail) if reads_group else ()
+                    outcomes.append(replay_one(recording, known, own, variant, group))
+        return Outcome.from_outcomes(outcomes)
 
-    def with_logits_of_others(sources: Sequence[object], variant: Variant) -> Outcome:
-        return Outcome.sum_of(
-            replay_one(one, [other for other in recordings if other is not one], sources, variant)
-            for one in reported
+    def without_history(sources: Sequence[object], variant: Variant) -> Outcome:
+        return Outcome.from_outcomes(
+            replay_one(recording, (), sources, variant) for recording in reported
         )
 
+    def with_logits_of_others(sources: Sequence[object], variant: Variant) -> Outcome:
+        outcomes = []
+        for recording in reported:
+            others = [other for other in recordings if other is not recording]
+            outcomes.append(replay_one(recording, others, sources, variant))
+        return Outcome.from_outcomes(outcomes)
+
     def add(with_stores: bool, remembered: str, variant: Variant, outcome: Outcome) -> None:
-        rows.append(
+        table_rows.append(
             {
                 "datastores": with_stores,
                 "remembered": remembered,
@@ -153,24 +159,19 @@ def measure_known(
     for variant in variants:
         for with_stores in (True, False) if stores else (False,):
             sources = list(stores.values()) if with_stores else []
-            add(
-                with_stores,
-                "nothing",
-                variant,
-                Outcome.sum_of(replay_one(one, (), sources, variant) for one in reported),
-            )
+            add(with_stores, "nothing", variant, without_history(sources, variant))
             if orders and has_logits:
                 add(with_stores, LOGITS, variant, with_logits_of_others(sources, variant))
             for name, order in orders.items():
-                add(with_stores, name, variant, remembering(order, sources, variant))
+                add(with_stores, name, variant, with_history(order, sources, variant))
                 if groups:
-                    outcome = remembering(order, sources, variant, reads_group=True)
+                    outcome = with_history(order, sources, variant, reads_group=True)
                     add(with_stores, f"{name}, the same task first", variant, outcome)
-                    outcome = remembering(
+                    outcome = with_history(
                         order, sources, variant, reads_group=True, reads_all=False
                     )
                     add(with_stores, f"{name}, the same task alone", variant, outcome)
-    return rows
+    return table_rows
 
 
 def _fail(error: Exception) -> None:

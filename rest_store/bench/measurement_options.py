@@ -12,7 +12,14 @@ from typing import Any, TextIO
 
 import click
 
-from rest_store.command_options import FILE, PATH, Decorator, FloatRange, json_option, to_be_written
+from rest_store.command_options import (
+    FILE,
+    PATH,
+    Decorator,
+    FloatRange,
+    check_writable,
+    json_option,
+)
 from rest_store.drafting.calibration import Calibration
 
 
@@ -46,8 +53,8 @@ history_from_option = click.option(
     multiple=True,
     type=PATH,
     help=(
-        "Replay also while a live datastore remembers the outputs of these recordings and of the"
-        " files before this one, but never what is replayed. Repeatable."
+        "Replay also with the outputs of these recordings and of the files before this one in a"
+        " live datastore, but never with the replayed output itself. Repeatable."
     ),
 )
 tokenizer_option = click.option(
@@ -66,7 +73,7 @@ def cost_model_options(command: Any) -> Any:
             metavar="N",
             type=FloatRange(0),
             show_default="as measured here",
-            help="Microseconds of drafting in a modelled step, for each row.",
+            help="Microseconds of drafting in a modelled step, for each sequence.",
         ),
         click.option(
             "--batch",
@@ -75,7 +82,7 @@ def cost_model_options(command: Any) -> Any:
             multiple=True,
             type=click.IntRange(1, 4096),
             default=(1, 8, 32, 128),
-            help="Rows of a modelled step. Repeatable.",
+            help="Sequences of a modelled step. Repeatable.",
         ),
         click.option(
             "--cost-model",
@@ -108,7 +115,7 @@ calibration_option = click.option(
     metavar="FILE",
     type=PATH,
     show_default="the one of the package",
-    help="What `rest-store calibrate` wrote.",
+    help="A calibration that `rest-store calibrate` wrote.",
 )
 prepacked_option = click.option(
     "--prepacked-weights",
@@ -122,17 +129,17 @@ _out_option = click.option(
     "--out",
     metavar="FILE",
     type=FILE,
-    callback=to_be_written,
-    help="Where the result is written: all figures, as JSON.",
+    callback=check_writable,
+    help="Destination of the result: all figures, as JSON.",
 )
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Where the results of a measurement go.
+    """The destination of a measurement's results.
 
     Attributes:
-        file: that of `--out`.
+        file: the file of `--out`.
         stream: standard output, with `--json`.
     """
 
@@ -143,9 +150,8 @@ class Destination:
 def result_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--out` and `--json` to a command that measures.
 
-    It gets them as one argument `out`, for `write_result`.
-
-    With `--json`, what the command prints goes to standard error.
+    The command gets them as one argument `out`, for `write_result`. With `--json`, its own prints
+    go to standard error.
     """
 
     @functools.wraps(command)
@@ -167,13 +173,13 @@ def prompts_option(*, required: bool = True) -> Decorator[Any]:
         required=required,
         type=PATH,
         help=(
-            "What the model is asked: plain text, one prompt a line; or JSON lines of texts, token"
+            "Prompts for the model: plain text, one prompt a line; or JSON lines of texts, token"
             " ids, or objects with prompt or turns (texts, of which the first is used). May end in"
             " .gz."
         ),
     )
 
 
-def calibration_of(path: Path | None) -> Calibration:
+def load_calibration(path: Path | None) -> Calibration:
     """Return the calibration that `--calibration` names."""
     return Calibration.default() if path is None else Calibration.load(path)

@@ -1,4 +1,4 @@
-"""Prompts for a model, of one's own files."""
+"""Prompts for a model, from a user's files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_store.bench.recordings import integers, lines_of
+from rest_store.bench.recordings import integers, read_lines
 from rest_store.errors import DataFileError, describe
 
 _EXPECTED = "text, token ids, or an object with prompt (text or token ids) or turns (texts)"
@@ -67,10 +67,8 @@ def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Pro
 
 
 def _entries(path: Path) -> list[tuple[int, str, Any]]:
-    """Return the prompts of a file as they stand there, each with
-    its number and where it is, for messages.
-    """
-    lines = [(number, line.removesuffix("\n")) for number, line in lines_of(path)]
+    """Return the prompts of a file as they stand there, each with its number and place."""
+    lines = [(number, line.removesuffix("\n")) for number, line in read_lines(path)]
     named = path.name.removesuffix(".gz").endswith((".json", ".jsonl"))
     is_json = named or (lines and isinstance(_parsed(lines[0][1]), dict))
     return [
@@ -80,7 +78,7 @@ def _entries(path: Path) -> list[tuple[int, str, Any]]:
 
 
 def _parsed(text: str) -> Any:
-    """Return what JSON says; None if it is none."""
+    """Return the value of a JSON text; None: it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -119,24 +117,24 @@ def chat_tokens(tokenizer: Any, text: str) -> list[int]:
 
 
 def require_known_tokens(prompts: Iterable[Prompt], vocabulary_size: int) -> None:
-    """Raise DataFileError unless the model, of `vocabulary_size` token
-    ids, knows all tokens of the prompts.
-    """
+    """Raise DataFileError if a prompt has a token id outside the model's vocabulary."""
     for prompt in prompts:
         if (greatest := max(prompt.tokens)) >= vocabulary_size:
             expected = f"0..{vocabulary_size - 1}, as the model has them"
             raise DataFileError(describe(f"prompt {prompt.key}", "a token id", greatest, expected))
 
 
-def interleaved(prompts: Sequence[Prompt], per_family: int | None = None) -> list[Prompt]:
-    """Return the prompts with their families taking turns.
-
-    Of each at most the first `per_family`.
-    """
+def interleave(prompts: Sequence[Prompt], per_family: int | None = None) -> list[Prompt]:
+    """Return the prompts with their families taking turns, of each at most `per_family`."""
     families: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         families[prompt.family].append(prompt)
-    most = max((len(rows) for rows in families.values()), default=0)
+    rounds = max(map(len, families.values()), default=0)
     if per_family is not None:
-        most = min(most, per_family)
-    return [rows[index] for index in range(most) for rows in families.values() if index < len(rows)]
+        rounds = min(rounds, per_family)
+    chosen = []
+    for index in range(rounds):
+        for family in families.values():
+            if index < len(family):
+                chosen.append(family[index])
+    return chosen

@@ -1,4 +1,4 @@
-"""The command `rest-store bench record`, and the recording of what a model writes."""
+"""The command `rest-store bench record`, and the recording of a model's outputs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rest_store.bench.measurement_options import chat_option, every_option, prom
 from rest_store.bench.prompts import Prompt, encoding, read_prompts, require_known_tokens
 from rest_store.command_options import (
     FILE,
+    check_writable,
     device_option,
     dtype_option,
     json_option,
     max_new_tokens_option,
     model_option,
-    to_be_written,
 )
 from rest_store.datastore.render import counted
 from rest_store.errors import DataFileError, describe
@@ -41,8 +41,8 @@ TOP = 8  # most likely tokens kept for each position
     metavar="FILE",
     required=True,
     type=FILE,
-    callback=to_be_written,
-    help="Where the result is written: the recordings; .gz compresses.",
+    callback=check_writable,
+    help="Destination of the result: the recordings; .gz compresses.",
 )
 @chat_option
 @max_new_tokens_option()
@@ -61,7 +61,7 @@ def record(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Record what a model writes for your prompts, for `bench replay` and `calibrate` to replay.
+    """Record a model's outputs for your prompts, for `bench replay` and `calibrate` to replay.
 
     Outputs are greedy. The model's eight most likely tokens at each position are kept for recycled
     logits.
@@ -82,8 +82,9 @@ def record(
 def write_recordings(
     model: Any, prompts: Sequence[Prompt], out: Path, *, max_new_tokens: int
 ) -> int:
-    """Write the recordings of `recordings_of` to `out`, show on
-    standard error how far it is, and return their tokens.
+    """Write the recordings of `record_outputs` to `out`, and return the number of their tokens.
+
+    A line on standard error follows each recording.
 
     Raises:
         DataFileError: the file cannot be written.
@@ -92,15 +93,13 @@ def write_recordings(
     open_file: Any = gzip.open if out.suffix == ".gz" else open
     try:
         with open_file(out, "wt", encoding="utf-8") as file:
-            for number, row in enumerate(
-                recordings_of(model, prompts, max_new_tokens=max_new_tokens), 1
-            ):
-                file.write(json.dumps(row) + "\n")
-                tokens += len(row["output"])
-                click.echo(
-                    f"{number}/{len(prompts)} {row['set']}: {counted(len(row['output']), 'token')}",
-                    err=True,
-                )
+            outputs = record_outputs(model, prompts, max_new_tokens=max_new_tokens)
+            for number, recording in enumerate(outputs, 1):
+                file.write(json.dumps(recording) + "\n")
+                size = len(recording["output"])
+                tokens += size
+                progress = f"{number}/{len(prompts)} {recording['set']}: {counted(size, 'token')}"
+                click.echo(progress, err=True)
     except OSError as error:
         raise DataFileError(
             describe(out, "file", f"not writable ({error.strerror})", "a writable path")
@@ -108,16 +107,15 @@ def write_recordings(
     return tokens
 
 
-def recordings_of(
+def record_outputs(
     model: Any, prompts: Sequence[Prompt], *, max_new_tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield a recording for each prompt: the model's greedy output,
-    and its most likely tokens at every position.
+    """Yield a recording for each prompt: the greedy output, and likely tokens at every position.
 
     Args:
         model: a causal language model of transformers.
-        prompts: what it answers, one after the other.
-        max_new_tokens: most tokens of an output.
+        prompts: the prompts, which it answers one after the other.
+        max_new_tokens: bound on the tokens of an output.
 
     Yields:
         "set", "id", "prompt", "output" (token ids) and "topk" (8 ids for each position of prompt +

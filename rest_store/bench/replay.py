@@ -2,8 +2,8 @@
 
 Each step drafts from the context, walks the tree along the recorded output, and accepts the
 matching path and one bonus token. It sees no later token: a session gets the recorded top-k only up
-to the token before the last accepted one, and as in generation none of the prompt but for its last
-token. That of rejected nodes, which generation has, is unknown.
+to the token before the last accepted one. Of the prompt it gets the top-k of the last token alone,
+as in generation. The top-k of rejected nodes, which generation has, is not recorded.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import DataFileError, describe
 
 _SAMPLES = 1000  # of a bootstrap
-_BINS = 20  # of scores, in which they are compared with what was accepted
+_BINS = 20  # of scores, for the comparison with acceptance
 Tokens = npt.NDArray[np.int32]
 Sums = npt.NDArray[np.float64]
 
 
 def interval(
-    rows: Sequence[Sequence[float]], figure: Callable[[Sums], Sums]
+    table_rows: Sequence[Sequence[float]], figure: Callable[[Sums], Sums]
 ) -> tuple[float, float]:
-    """Return where a figure lies for 95% of samples of as many rows,
-    drawn from these with replacement (bootstrap).
+    """Return the 95% interval of a figure, by a bootstrap over rows.
 
     Args:
-        rows: what each prompt or recording adds, such as tokens and forward passes; at least one.
-        figure: given float64[columns, samples], the sums of samples, returns the figure of each.
+        table_rows: at least one row for each prompt or recording, such as tokens and forward
+            passes.
+        figure: a function from the sums of samples, float64[columns, samples], to the figure of
+            each.
     """
-    table = np.array(rows, np.float64)
+    table = np.array(table_rows, np.float64)
     drawn = np.random.default_rng(0).integers(0, len(table), (_SAMPLES, len(table)))
     low, high = np.percentile(figure(table[drawn].sum(axis=1).T), (2.5, 97.5))
     return float(low), float(high)
@@ -51,14 +52,14 @@ class Replayed(NamedTuple):
     """The replay of one recording.
 
     Attributes:
-        family: of the recording.
-        tokens: of its output.
+        family: the family of the recording.
+        tokens: tokens of its output.
         steps: target forward passes.
         drafted: draft tokens.
-        seconds: of drafting and accepting, as measured here.
-        plain: modelled seconds of the same steps without drafts; 0 without a cost model.
+        seconds: time of drafting and accepting, as measured here.
+        plain: modelled seconds of the same output without drafts; 0 without a cost model.
         modelled: modelled seconds of the steps.
-        task: that the recording belongs to; empty: it is alone.
+        task: the task that the recording belongs to; empty: it is alone.
     """
 
     family: str
@@ -73,10 +74,10 @@ class Replayed(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What replays came to.
+    """The outcome of replays.
 
     Attributes:
-        replays: of each recording.
+        replays: one for each recording.
         reliability: float[3, 20]: nodes, sum of their scores and accepted nodes, in 20 bins of the
             score.
     """
@@ -118,12 +119,9 @@ class Outcome:
 
     @property
     def drafting(self) -> float:
-        """Microseconds of drafting and accepting in a step of the
-        median recording, as measured here.
-        """
-        return float(
-            np.median([1e6 * replay.seconds / replay.steps for replay in self.replays] or [0.0])
-        )
+        """Microseconds of drafting and accepting in a step of the median recording."""
+        times = [1e6 * replay.seconds / replay.steps for replay in self.replays]
+        return float(np.median(times or [0.0]))
 
     @property
     def drafted(self) -> float:
@@ -134,19 +132,19 @@ class Outcome:
     def modelled_speeds(self) -> tuple[float, float]:
         """Modelled speed relative to plain decoding: of the median recording, and of all tokens."""
         speeds = [replay.plain / replay.modelled for replay in self.replays if replay.modelled]
-        total = sum(replay.plain for replay in self.replays) / (
-            sum(replay.modelled for replay in self.replays) or 1
-        )
-        return float(np.median(speeds or [0.0])), total
+        plain = sum(replay.plain for replay in self.replays)
+        modelled = sum(replay.modelled for replay in self.replays)
+        return float(np.median(speeds or [0.0])), plain / (modelled or 1)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where M lies for 95% of samples of as many tasks, each with all of its recordings."""
-        of_tasks: dict[object, tuple[int, int]] = {}
+        """The 95% interval of M, by a bootstrap over tasks, each with all of its recordings."""
+        by_task: dict[object, tuple[int, int]] = {}
         for number, one in enumerate(self.replays):
-            tokens, steps = of_tasks.get(one.task or number, (0, 0))
-            of_tasks[one.task or number] = tokens + one.tokens, steps + one.steps
-        return interval([*of_tasks.values()] or [(0, 1)], lambda sums: sums[0] / sums[1])
+            task = one.task or number
+            tokens, steps = by_task.get(task, (0, 0))
+            by_task[task] = (tokens + one.tokens, steps + one.steps)
+        return interval([*by_task.values()] or [(0, 1)], lambda sums: sums[0] / sums[1])
 
     def __str__(self) -> str:
         """M, and its interval."""
@@ -154,38 +152,39 @@ class Outcome:
         return f"{self.mean_accepted:.2f} ({low:.2f} to {high:.2f})"
 
     def summary(self) -> str:
-        """Return its figures for people: what is modelled is called so."""
+        """Return its figures for people; modelled figures are named as such."""
         families = self.by_family()
-        if modelled := any(replay.modelled for replay in self.replays):
+        speed = ""
+        medians = {name: one.median_accepted for name, one in families.items()}
+        if any(replay.modelled for replay in self.replays):
             median, total = self.modelled_speeds
-            means = {name: one.modelled_speeds[0] for name, one in families.items()}
-        else:
-            means = {name: one.median_accepted for name, one in families.items()}
-        speed = f"modelled speed {median:.2f} (median), {total:.2f} (total); " if modelled else ""
-        of_steps = f"{self.drafted:.1f} nodes, {self.drafting:.0f} us a step"
-        text = f"{speed}M {self}, median {self.median_accepted:.2f}; {of_steps}"
-        by_family = "  ".join(f"{name} {mean:.2f}" for name, mean in means.items())
-        return f"{text}\n    medians: {by_family}" if len(means) > 1 else text
+            speed = f"modelled speed {median:.2f} (median), {total:.2f} (total); "
+            medians = {name: one.modelled_speeds[0] for name, one in families.items()}
+        step = f"{self.drafted:.1f} nodes, {self.drafting:.0f} us a step"
+        text = f"{speed}M {self}, median {self.median_accepted:.2f}; {step}"
+        if len(medians) > 1:
+            by_family = "  ".join(f"{name} {median:.2f}" for name, median in medians.items())
+            text += f"\n    medians: {by_family}"
+        return text
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error of node scores: mean distance of
-        promised and true acceptance over the bins.
-        """
+        """Expected calibration error: mean distance of score and acceptance over the bins."""
         nodes, promised, accepted = self.reliability
         return float(np.abs(promised - accepted).sum() / max(1.0, nodes.sum()))
 
     def add_step(self, tree: TokenTree, accepted: npt.NDArray[np.int64]) -> None:
-        """Count how far the scores of a step were right."""
-        if (scores := tree.scores) is not None:
+        """Count the nodes, scores and accepted nodes of a step."""
+        scores = tree.scores
+        if scores is not None:
             bins = np.minimum((scores * _BINS).astype(np.int64), _BINS - 1)
             self.reliability[0] += np.bincount(bins, minlength=_BINS)
             self.reliability[1] += np.bincount(bins, scores, minlength=_BINS)
             self.reliability[2] += np.bincount(bins[accepted], minlength=_BINS)
 
     @classmethod
-    def sum_of(cls, outcomes: Iterable[Outcome]) -> Outcome:
-        """Return the sums of several."""
+    def from_outcomes(cls, outcomes: Iterable[Outcome]) -> Outcome:
+        """Return the sum of several outcomes."""
         total = cls()
         for outcome in outcomes:
             total.replays += outcome.replays
@@ -194,17 +193,18 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures for a result."""
-        speeds = {
-            name: [round(speed, 4) for speed in one.modelled_speeds]
-            for name, one in self.by_family().items()
-        }
-        modelled = {
-            "modelled_speed_median": round(self.modelled_speeds[0], 4),
-            "modelled_speed_total": round(self.modelled_speeds[1], 4),
-            "modelled_speeds_of_families": speeds,
-        }
+        modelled: dict[str, Any] = {}
+        if any(replay.modelled for replay in self.replays):
+            speeds = {}
+            for name, one in self.by_family().items():
+                speeds[name] = [round(speed, 4) for speed in one.modelled_speeds]
+            modelled = {
+                "modelled_speed_median": round(self.modelled_speeds[0], 4),
+                "modelled_speed_total": round(self.modelled_speeds[1], 4),
+                "modelled_speeds_of_families": speeds,
+            }
         return {
-            **(modelled if any(replay.modelled for replay in self.replays) else {}),
+            **modelled,
             "M": round(self.mean_accepted, 4),
             "median": round(self.median_accepted, 4),
             "interval": [round(end, 4) for end in self.interval],
@@ -221,12 +221,10 @@ class Drafter(Protocol):
     """The drafting side of one generation: a `DraftSession`, or a rule of `baselines`."""
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
-        """Return a tree of continuations of the text so far, cut by
-        `costs`, those of `DraftSession.draft`.
-        """
+        """Return a tree of continuations of the text so far, as `DraftSession.draft` does."""
 
     def accept(self, tokens: Tokens, top_k: Tokens | None) -> None:
-        """Append what the model produced, with its likely tokens where they are known."""
+        """Append the tokens of the model, with its likely tokens where they are known."""
 
 
 class Chains:
@@ -245,7 +243,7 @@ class Chains:
         return self._session.draft(max_nodes, costs, shape="chain")
 
 
-Opening = Callable[[Tokens], AbstractContextManager[Drafter]]  # begins with a prompt
+Opening = Callable[[Tokens], AbstractContextManager[Drafter]]  # a prompt to its drafter
 
 
 def walk(
@@ -265,9 +263,9 @@ def walk(
             contextlib.nullcontext(PromptLookupRule(prompt))`.
         max_nodes: budget of a step.
         skip: tokens of each output that count as prompt.
-        batch: what steps cost: the drafter cuts drafts by it, and the seconds of steps are
-            modelled.
-        times: the seconds of each step, for drafting and accepting, are appended, if given.
+        batch: models the seconds of steps; the drafter cuts drafts by these costs.
+        times: a list to which the seconds of drafting and accepting are appended, step by step;
+            None: they are dropped.
     """
     outcome = Outcome()
     for recording in recordings:
@@ -276,7 +274,7 @@ def walk(
         text = np.concatenate([recording.prompt, recording.output])
         begin = position = recording.prompt.size + skip
         steps = drafted = 0
-        known = max(0, begin - 1)  # a prompt's pass gives what follows it alone
+        known = max(0, begin - 1)  # of a prompt, the top-k of the last token alone is known
         seconds = modelled = 0.0
         with opening(text[:begin]) as drafter:
             while position < text.size:
@@ -290,18 +288,28 @@ def walk(
                 outcome.add_step(tree, path)
                 end = min(position + len(path) + 1, text.size)
                 accepting = time.perf_counter()
-                drafter.accept(text[position:end], known_rows(recording.top_k, known, end))
+                drafter.accept(text[position:end], known_top_k(recording.top_k, known, end))
                 took += time.perf_counter() - accepting
                 if times is not None:
                     times.append(took)
                 if batch is not None:
                     modelled += batch.step(position, len(tree), took)
-                drafted, seconds = drafted + len(tree), seconds + took
-                known, position, steps = end - 1, end, steps + 1
-        plain = 0.0 if batch is None else batch.plain(begin, text.size)
-        sizes = text.size - begin, steps, drafted
+                drafted += len(tree)
+                seconds += took
+                steps += 1
+                known = end - 1
+                position = end
         outcome.replays.append(
-            Replayed(recording.family, *sizes, seconds, plain, modelled, recording.key)
+            Replayed(
+                family=recording.family,
+                tokens=text.size - begin,
+                steps=steps,
+                drafted=drafted,
+                seconds=seconds,
+                plain=0.0 if batch is None else batch.plain(begin, text.size),
+                modelled=modelled,
+                task=recording.key,
+            )
         )
     return outcome
 
@@ -324,20 +332,20 @@ def replay(
     """Replay with draft sessions.
 
     Args:
-        recordings: as `walk`.
-        sources: of each session; for a `RecycledLogits` among them each session gets a new one,
-            unless `share_logits`.
-        calibration: of all sessions.
-        max_nodes: as `walk`.
+        recordings: as in `walk`.
+        sources: sources of each session. Without `share_logits`, each session gets a new
+            `RecycledLogits` for one among them.
+        calibration: the calibration of all sessions.
+        max_nodes: as in `walk`.
         learn: whether the calibration learns online, across recordings.
-        skip: as `walk`.
-        share_logits: whether all sessions share the `RecycledLogits` among the sources, as those of
-            one program do.
-        batch: as `walk`.
+        skip: as in `walk`.
+        share_logits: whether all sessions share the `RecycledLogits` among the sources, as in one
+            program.
+        batch: as in `walk`.
         chains: whether drafts are chains.
-        references: of each session.
-        record: the data for `Calibration.fit` is appended, if given.
-        times: as `walk`.
+        references: references of each session.
+        record: a list to which the data for `Calibration.fit` is appended; None: it is dropped.
+        times: as in `walk`.
     """
 
     @contextmanager
@@ -361,16 +369,16 @@ def fresh(sources: Iterable[object]) -> list[object]:
     ]
 
 
-def known_rows(top_k: Tokens, begin: int, end: int) -> Tokens | None:
-    """Return top-k rows from `begin` to `end` for `DraftSession.accept`; None if there are none.
+def known_top_k(top_k: Tokens, begin: int, end: int) -> Tokens | None:
+    """Return the top-k from `begin` to `end` for `DraftSession.accept`; None: nothing is recorded.
 
-    The last row is unknown: the forward pass has not read that token.
+    The last entry is unknown: the forward pass has not read that token.
     """
     if not top_k.size:
         return None
-    rows: Tokens = top_k[begin:end].copy()
-    rows[-1] = -1
-    return rows
+    known: Tokens = top_k[begin:end].copy()
+    known[-1] = -1
+    return known
 
 
 def fit_calibration(record: Sequence[tuple[bytes, bytes, bytes]], **options: Any) -> Calibration:
@@ -383,7 +391,8 @@ def fit_calibration(record: Sequence[tuple[bytes, bytes, bytes]], **options: Any
     labels = np.frombuffer(b"".join(columns[1] for columns in record), np.uint8)
     if labels.size == 0:
         raise DataFileError(describe("fit", "number of proposals", 0, "at least one"))
-    ends, before = [], 0
+    ends = []
+    before = 0
     for _, own_labels, own_ends in record:
         ends.append(np.frombuffer(own_ends, np.uint32) + before)
         before += len(own_labels)

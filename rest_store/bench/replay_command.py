@@ -1,6 +1,4 @@
-"""The command `rest-store bench replay`: M of a session, of its
-parts, of what is remembered, and of known rules.
-"""
+"""The command `rest-store bench replay`: M of sessions, their sources, history, and known rules."""
 
 from __future__ import annotations
 
@@ -12,17 +10,17 @@ from typing import Any
 import click
 
 from rest_store.bench.baselines import PromptLookupRule, RestRule
-from rest_store.bench.cost_model import CostModel, batches_of
+from rest_store.bench.cost_model import CostModel, make_batches
 from rest_store.bench.history import holding
 from rest_store.bench.history_replay import OTHERS, Variant, measure_known
 from rest_store.bench.measurement_options import (
     Destination,
-    calibration_of,
     calibration_option,
     cost_model_options,
     datastores_option,
     every_option,
     history_from_option,
+    load_calibration,
     recordings_option,
     result_options,
     tokenizer_option,
@@ -31,9 +29,9 @@ from rest_store.bench.recorded_drafters import beside_heads, other_drafters
 from rest_store.bench.recordings import (
     Recording,
     amount,
-    identity_of_texts,
     read_all,
     remembered,
+    tokenizer_identity,
     unfitted,
     without,
 )
@@ -46,7 +44,8 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 from rest_store.live.open_store import open_datastores
 
-_REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
+_REST_NODES = 24  # of REST's rule
+_LOOKUP_NODES = 10  # of prompt lookup's rule
 
 
 @click.command(
@@ -66,15 +65,15 @@ _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 @click.option(
     "--history",
     is_flag=True,
-    help="Replay also while a live datastore remembers the other recordings.",
+    help="Replay also with the other recordings in a live datastore.",
 )
 @history_from_option
 @click.option(
     "--groups",
     is_flag=True,
     help=(
-        "With --history or --history-from, also search what is remembered of the same task ahead of"
-        " the rest, and alone."
+        "With --history or --history-from, also search the history of the same task ahead of the"
+        " rest, and alone."
     ),
 )
 @cost_model_options
@@ -97,23 +96,23 @@ def replay_command(
 ) -> None:
     """Replay recordings without the model, and print M, tokens per forward pass.
 
-    Recordings are JSON lines, as ids or texts: prompt and output, as `bench record` writes;
-    messages, or messages and choices, as logs of an OpenAI-compatible server; ids with turns, as
-    traces of agents. For logs of your own, `--recordings logs.jsonl --tokenizer MODEL --history`
-    says what remembering would have brought, in order.
+    Recordings are JSON lines, as ids or texts: prompt and output, as `bench record` writes them;
+    messages, or messages and choices, as in logs of an OpenAI-compatible server; ids with turns, as
+    in traces of agents. For your own logs, `--recordings logs.jsonl --tokenizer MODEL --history`
+    shows the M that remembering would have given, in their order.
 
-    Figures are of those recordings that the calibration was not fitted to: all tokens, the median
+    Figures are of the recordings that the calibration was not fitted to: all tokens, the median
     recording, and families. In a replay every step drafts as many nodes as it may; generation cuts
     trees where another node costs more time than it saves, so its M is lower.
 
-    With --cost-model speeds relative to plain decoding are modelled, and drafts are cut. All rows
-    of a batch are taken to be alike, and to be drafted for one after the other.
+    With --cost-model, speeds relative to plain decoding are modelled, and drafts are cut. The model
+    takes all sequences of a batch to be alike, and drafts for one after the other.
     """
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
     model = None if cost_model is None else CostModel.read(cost_model)
-    identity = identity_of_texts(stores, tokenizer) if history or history_from else None
-    used = calibration_of(calibration)
+    identity = tokenizer_identity(stores, tokenizer) if history or history_from else None
+    used = load_calibration(calibration)
     chosen = read_all(recordings, stores, tokenizer)[::every]
     reported = unfitted(chosen, used, "bench replay")
     known = remembered(history_from, reported, stores, tokenizer)
@@ -126,7 +125,7 @@ def replay_command(
         click.echo(f"{drafting}, {counted(nodes, 'node')}: {outcome.summary()}")
 
     click.echo(f"{amount(reported)}{without(chosen, reported)}")
-    click.echo("M, tokens per forward pass, and where it lies for 95% of such samples:")
+    click.echo("M, tokens per forward pass, and its 95% interval:")
     results: dict[str, Any] = {
         "datastores": {name: store.info().token_count for name, store in stores.items()},
         "reported": len(reported),
@@ -134,29 +133,24 @@ def replay_command(
     variants = [Variant(counted(nodes, "node"), nodes) for nodes in max_nodes]
     if model is None:
         ablations = not no_ablations
-        rows = measure(
+        table_rows = measure(
             reported, stores, used, budgets=max_nodes, ablations=ablations, progress=show
         )
-        for row in rows:
+        for row in table_rows:
             if row["drafting"] == "session":
                 click.echo(
                     f"calibration error with {counted(row['nodes'], 'node')}:"
                     f" {row['calibration_error']:.4f}"
                 )
-        results["rows"] = rows
+        results["rows"] = table_rows
     else:
         click.echo(f"speeds are modelled: {model.source}; drafting {_drafting(drafting_us)}")
-        steps = batches_of(model, batches, drafting_us)
-        variants = [
-            Variant(
-                f"{'chains' if chains else 'trees'}, batch of {batch.rows}",
-                max(max_nodes),
-                batch,
-                chains,
-            )
-            for batch in steps
-            for chains in (False, True)
-        ]
+        steps = make_batches(model, batches, drafting_us)
+        variants = []
+        for batch in steps:
+            for chains in (False, True):
+                name = f"{'chains' if chains else 'trees'}, batch of {batch.sequences}"
+                variants.append(Variant(name, max(max_nodes), batch, chains))
         others = []
         for line, row in other_drafters(reported, steps):
             click.echo(line)
@@ -172,13 +166,17 @@ def replay_command(
             "beside": beside,
         }
     if orders or model is not None:
-        how: dict[str, Any] = {
-            "variants": variants,
-            "orders": orders,
-            "tokenizer": identity,
-            "groups": groups,
-        }
-        results["known"] = measure_known(chosen, reported, stores, used, **how, progress=click.echo)
+        results["known"] = measure_known(
+            chosen,
+            reported,
+            stores,
+            used,
+            variants=variants,
+            orders=orders,
+            tokenizer=identity,
+            groups=groups,
+            progress=click.echo,
+        )
     write_result(
         out, "replay", click.get_current_context().params, ("numpy", "rest-store"), results
     )
@@ -197,12 +195,12 @@ def measure(
     ablations: bool = True,
     progress: Callable[[str, int, Outcome], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Replay recordings with the session, its parts and the rules that it is compared with.
+    """Replay recordings with the session, its sources, and the rules that it is compared with.
 
     Args:
-        recordings: to report on; `calibration` must not have been fitted to them.
+        recordings: recordings to report on; `calibration` must not have been fitted to them.
         stores: datastores by name.
-        calibration: of the session; not changed.
+        calibration: the calibration of the session; not changed.
         budgets: nodes of a step.
         ablations: whether to replay also with each source alone and with each left out.
         progress: called after each row with its name, nodes and outcome.
@@ -210,26 +208,29 @@ def measure(
     Returns:
         One row for each rule and budget: "drafting", "nodes" and the figures of `Outcome.as_json`.
     """
-    rows: list[dict[str, Any]] = []
+    table_rows: list[dict[str, Any]] = []
 
     def add(drafting: str, nodes: int, outcome: Outcome) -> None:
-        rows.append({"drafting": drafting, "nodes": nodes, **outcome.as_json()})
+        table_rows.append({"drafting": drafting, "nodes": nodes, **outcome.as_json()})
         if progress is not None:
             progress(drafting, nodes, outcome)
 
-    def add_rest(name: str, of: Sequence[Store], max_suffix: int = 16) -> None:
+    def add_rest(name: str, searched: Sequence[Store], max_suffix: int = 16) -> None:
         def opening(prompt: Tokens) -> nullcontext[RestRule]:
-            return nullcontext(RestRule(of, prompt, max_suffix=max_suffix))
+            return nullcontext(RestRule(searched, prompt, max_suffix=max_suffix))
 
         add(f"REST's rule, {name}", _REST_NODES, walk(recordings, opening, max_nodes=_REST_NODES))
+
+    def add_session(name: str, nodes: int, own: list[object]) -> None:
+        add(name, nodes, replay(recordings, own, calibration, max_nodes=nodes))
 
     combined = {name: [store] for name, store in stores.items()}
     if len(stores) > 1:
         combined["longest match of all"] = list(stores.values())
-    for name, of in combined.items():
-        add_rest(name, of)
-    for name, of in [*combined.items()][-1:]:
-        add_rest(f"{name}, suffixes of at most 2", of, max_suffix=2)
+    for name, searched in combined.items():
+        add_rest(name, searched)
+    for name, searched in [*combined.items()][-1:]:
+        add_rest(f"{name}, suffixes of at most 2", searched, max_suffix=2)
     outcome = walk(
         recordings, lambda prompt: nullcontext(PromptLookupRule(prompt)), max_nodes=_LOOKUP_NODES
     )
@@ -243,21 +244,11 @@ def measure(
     sources = {**local, **stores}
 
     for nodes in budgets:
-        add(
-            "session",
-            nodes,
-            replay(recordings, list(sources.values()), calibration, max_nodes=nodes),
-        )
-        for name in sources if ablations and len(sources) > 1 else ():
-            add(
-                f"session, {name} alone",
-                nodes,
-                replay(recordings, [sources[name]], calibration, max_nodes=nodes),
-            )
+        add_session("session", nodes, list(sources.values()))
+        if not ablations or len(sources) == 1:
+            continue
+        for name in sources:
+            add_session(f"session, {name} alone", nodes, [sources[name]])
             others = [source for other, source in sources.items() if other != name]
-            add(
-                f"session without {name}",
-                nodes,
-                replay(recordings, others, calibration, max_nodes=nodes),
-            )
-    return rows
+            add_session(f"session without {name}", nodes, others)
+    return table_rows

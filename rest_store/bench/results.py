@@ -1,6 +1,4 @@
-"""Results of measurements: JSON files with commit, machine,
-versions and data, written here and read for reports.
-"""
+"""Results of measurements: JSON files with commit, machine, versions and data."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from rest_store.errors import DataFileError, describe
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FACTS = ("date", "commit", "cpu", "platform", "python", "packages", "data")
-_LEFT_OUT = ("out", "as_json")  # of the arguments
+_EXCLUDED_ARGUMENTS = ("out", "as_json")
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 _BLOCK = 1 << 20  # bytes of a file hashed at a time
 
@@ -32,11 +30,11 @@ class Result:
     """One result.
 
     Attributes:
-        name: of its file, without `.json`.
-        benchmark: which one wrote it, such as "query".
+        name: the name of its file, without `.json`.
+        benchmark: the name of its benchmark, such as "query".
         facts: commit, machine, versions and data, as texts by name.
         figures: the measurements; their shape depends on the benchmark.
-        arguments: of the command, as texts by name, without those that were not given.
+        arguments: the arguments of the command, as texts by name, without unset ones.
     """
 
     name: str
@@ -58,10 +56,12 @@ def read_results(folder: str | Path) -> dict[str, Result]:
     """
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
-        other = "a file" if Path(folder).exists() else "absent"
-        found = "without any JSON file" if Path(folder).is_dir() else other
+        if Path(folder).is_dir():
+            problem = "without any JSON file"
+        else:
+            problem = "a file" if Path(folder).exists() else "absent"
         raise DataFileError(
-            describe(folder, "folder", found, "results that `rest-store bench` wrote with --out")
+            describe(folder, "folder", problem, "results that `rest-store bench` wrote with --out")
         )
     return {path.stem: _read(path) for path in paths}
 
@@ -78,10 +78,10 @@ def _read(path: Path) -> Result:
             describe(path, "content", "something else", "a result, as a benchmark writes it")
         )
     facts = {name: _text(fields[name]) for name in _FACTS if name in fields}
-    given = fields.get("arguments", {}).items()
-    arguments = {
-        name: _text(value) for name, value in given if value is not False and value not in _EMPTY
-    }
+    arguments = {}
+    for name, value in fields.get("arguments", {}).items():
+        if value is not False and value not in _EMPTY:
+            arguments[name] = _text(value)
     figures = fields.get("results", {})
     return Result(path.stem, str(fields.get("benchmark", path.stem)), facts, figures, arguments)
 
@@ -104,13 +104,13 @@ def write_result(
     packages: Sequence[str],
     figures: object,
 ) -> None:
-    """Write figures and what they were measured with.
+    """Write figures with the arguments, data, versions and machine of their measurement.
 
     Args:
-        out: where they go; the folder of a file is made.
+        out: the destination; the folder of a file is made.
         benchmark: its name.
-        arguments: of its command. Paths are shortened to their last part; files and datastores are
-            hashed.
+        arguments: the arguments of its command. Paths are shortened to their last name; files and
+            datastores are hashed.
         packages: packages whose versions are recorded.
         figures: the measurements.
 
@@ -119,13 +119,14 @@ def write_result(
     """
     if out == Destination():
         return
-    kept = {name: value for name, value in arguments.items() if name not in _LEFT_OUT}
-    date = time.strftime("%Y-%m-%d", time.gmtime())
+    recorded = dict(arguments)
+    for name in _EXCLUDED_ARGUMENTS:
+        recorded.pop(name, None)
     facts = {
         "benchmark": benchmark,
-        "date": date,
-        "arguments": _plain(kept),
-        "data": data_hashes(kept),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "arguments": _plain(recorded),
+        "data": data_hashes(recorded),
     }
     facts |= environment(packages)
     facts["results"] = figures
@@ -143,7 +144,7 @@ def write_text(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Names of files may be other bytes.
+        # Names of files may hold bytes that are not UTF-8.
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise DataFileError(
@@ -152,15 +153,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def environment(packages: Sequence[str] = ("numpy",)) -> dict[str, Any]:
-    """Return commit (without a checkout: release), processor,
-    Python and the versions of `packages`.
-    """
-    commit = _git("rev-parse", "HEAD")
-    changed = _git("status", "--porcelain", "rest_store", "build_index")
+    """Return commit or release, processor, Python and the versions of `packages`."""
+    commit = _git("rev-parse", "HEAD") or f"release {version('rest-store')}"
+    if _git("status", "--porcelain", "rest_store", "build_index"):
+        commit += " with changes"
     return {
-        "commit": commit + (" with changes" if changed else "")
-        if commit
-        else f"release {version('rest-store')}",
+        "commit": commit,
         "cpu": f"{_cpu()}, {os.cpu_count()} cores",
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -169,10 +167,7 @@ def environment(packages: Sequence[str] = ("numpy",)) -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str:
-    """Return the output of git for this checkout.
-
-    Empty if this is not a checkout, or git is not installed.
-    """
+    """Return the output of git for this checkout; empty: no checkout, or no git."""
     if not (_ROOT / ".git").exists():
         return ""
     try:
@@ -189,16 +184,16 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-        "unknown",
-    )
+    for line in lines:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return "unknown"
 
 
 def data_hashes(arguments: Any) -> dict[str, str]:
     """Return the SHA-256 of each file in `arguments`, by the file's name.
 
-    For a datastore it is that of the manifest, which holds the checksums of the shards.
+    The SHA-256 of a datastore is that of its manifest, which holds the checksums of the shards.
 
     Args:
         arguments: texts and paths, perhaps in lists and dictionaries; anything that is not a file
@@ -207,7 +202,10 @@ def data_hashes(arguments: Any) -> dict[str, str]:
     if isinstance(arguments, Mapping):
         arguments = list(arguments.values())
     if isinstance(arguments, list | tuple):
-        return {name: text for part in arguments for name, text in data_hashes(part).items()}
+        hashes: dict[str, str] = {}
+        for argument in arguments:
+            hashes |= data_hashes(argument)
+        return hashes
     if not isinstance(arguments, str | Path) or not str(arguments):
         return {}
     path = Path(arguments)
@@ -230,11 +228,11 @@ def file_hash(path: Path) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return arguments as JSON has them, with the names of files alone."""
+    """Return arguments as values of JSON; of paths only the last name."""
     if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Path) or (isinstance(value, str) and os.sep in value):
         return Path(value).name
     return value

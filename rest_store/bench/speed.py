@@ -1,6 +1,4 @@
-"""The command `rest-store bench speed`: drafting methods beside
-plain `generate`, on one model, in one run.
-"""
+"""The command `rest-store bench speed`: drafting methods beside plain `generate` in one run."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from rest_store.bench.measurement_options import (
 from rest_store.bench.prompts import (
     Prompt,
     encoding,
-    interleaved,
+    interleave,
     read_prompts,
     require_known_tokens,
 )
@@ -51,7 +49,7 @@ from rest_store.generation.comparison import MIN_PAIRS, Speedup
 from rest_store.live.open_store import open_store
 from rest_store.terminal import loading
 
-# The settings of the paper's Table 1: of HumanEval, and of MT-Bench and all like it.
+# The settings of the paper's Table 1: for HumanEval, and for MT-Bench and all others.
 _NUCLEUS = {
     "humaneval": {"temperature": 0.8, "top_p": 0.95},
     "": {"temperature": 0.7, "top_p": 0.8},
@@ -81,13 +79,13 @@ _WARM_UP_TOKENS = 16
     "methods",
     metavar="NAME",
     multiple=True,
-    help="Only this one and plain generation. Repeatable.",
+    help="Measure only this method and plain generation. Repeatable.",
 )
 @click.option(
     "--sampling",
     type=click.Choice(["greedy", "nucleus"]),
     default="greedy",
-    help="How tokens are chosen.",
+    help="The choice of tokens.",
 )
 @click.option(
     "--per-family",
@@ -120,25 +118,24 @@ def speed(
     prepacked_weights: bool,
     out: Destination,
 ) -> None:
-    """Measure how much faster text is written: drafting methods
-    beside plain generation, on your model.
+    """Measure the speed of drafting methods beside plain generation, on your model.
 
-    The prompts are those of --prompts and --recordings, all of them unless --per-family says
-    otherwise. Prompts that the calibration was fitted to are left out, with a message: none of
-    yours, unless you fitted one.
+    The prompts are those of --prompts and --recordings; --per-family limits their number. Prompts
+    that the calibration was fitted to are left out, with a message. The package's calibration was
+    fitted to none of yours.
 
     Every method continues every prompt, after a warm-up. The methods take turns, and each prompt
-    begins with another one, so that a machine that is slower for a while is slower for all.
-    Reported for each family of prompts and over all: tokens per second relative to plain `generate`
-    of transformers (of all seconds, and the median over prompts), M (tokens per forward pass), and
-    the share of texts that are those of plain `generate`. Where they are not, the rounding of a
+    begins with another method, so that a slow while of the machine slows all of them. The report
+    has, for each family of prompts and over all: tokens per second relative to plain `generate` of
+    transformers (of all seconds, and the median over prompts), M (tokens per forward pass), and the
+    share of texts that equal those of plain `generate`. Where a text differs, the rounding of a
     wider pass decided between two tokens.
 
     --sampling nucleus uses the temperatures and top-p of REST's Table 1, with one seed for each
     prompt. The package's loop still writes the tokens of plain `generate`; prompt lookup of
     transformers draws other texts from the same distribution.
     """
-    import torch  # noqa: F401  a missing package is reported before anything is read
+    import torch  # noqa: F401  a missing package fails before anything is read
 
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size
@@ -157,14 +154,14 @@ def speed(
     prompts += [
         Prompt(one.family, one.key, one.prompt.tolist()) for one in reported if one.prompt.size
     ]
-    prompts = interleaved(prompts, per_family)
+    prompts = interleave(prompts, per_family)
     if not prompts:
         raise DataFileError(describe("bench speed", "number of prompts", 0, "at least one"))
     require_known_tokens(prompts, vocabulary_size(target))
     make = functools.partial(
         make_methods, stores, max_nodes=max_nodes, only=methods, calibration=own
     )
-    make()  # a wrong name is reported first
+    make()  # a wrong name of a method fails first
     if prepacked_weights:
         click.get_current_context().with_resource(rest_store.prepacked_weights(target))
     click.echo(f"{counted(len(prompts), 'prompt')}{without(recorded, reported)}")
@@ -176,17 +173,17 @@ def speed(
 
 
 def decoding(sampling: str, family: str) -> dict[str, Any]:
-    """Return how prompts of a family are decoded, as arguments of `model.generate`.
+    """Return the arguments of `model.generate` that choose tokens for prompts of a family.
 
     Args:
         sampling: "greedy", or "nucleus": temperature and top-p of REST's Table 1 for the family,
             without top-k.
-        family: of the prompt.
+        family: the family of the prompt.
     """
     if sampling == "greedy":
         return {"do_sample": False}
-    settings = next(settings for start, settings in _NUCLEUS.items() if family.startswith(start))
-    return {"do_sample": True, "top_k": 0, **settings}
+    name = "humaneval" if family.startswith("humaneval") else ""
+    return {"do_sample": True, "top_k": 0, **_NUCLEUS[name]}
 
 
 def make_methods(
@@ -200,33 +197,26 @@ def make_methods(
 
     Args:
         stores: datastores of the sessions.
-        max_nodes: most draft tokens of a step, for methods in the package's loop.
+        max_nodes: bound on the draft tokens of a step, for methods in the package's loop.
         only: names of methods beside plain generation; empty: all.
-        calibration: of sessions; None: that of the package.
+        calibration: the calibration of sessions; None: that of the package.
 
     Raises:
         DataFileError: `only` has the name of an unknown method.
         SourceError: more datastores than a session can hold.
     """
-
-    def sources(*counted: Any) -> list[Any]:
-        return [*counted, rest_store.PromptLookup(), rest_store.RecycledLogits()]
-
-    require_sources("--datastore", sources(*stores))
-
-    def drafted(drafter: Any) -> Method:
-        options = {
-            "custom_generate": rest_store.generate,
-            "sources": drafter,
-            "max_nodes": max_nodes,
-        }
-        return {**options, "return_dict_in_generate": True}
-
+    sources = [*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()]
+    require_sources("--datastore", sources)
+    loop: Method = {
+        "custom_generate": rest_store.generate,
+        "max_nodes": max_nodes,
+        "return_dict_in_generate": True,
+    }
     methods: dict[str, Method] = {
         "plain": {},
         "transformers prompt lookup": {"prompt_lookup_num_tokens": 10},
-        "no drafts": drafted(None),
-        "DraftSession": {**drafted(sources(*stores)), "calibration": calibration},
+        "no drafts": {**loop, "sources": None},
+        "DraftSession": {**loop, "sources": sources, "calibration": calibration},
     }
     for name in only:
         if name not in methods:
@@ -245,37 +235,37 @@ def measure_speed(
     max_seconds: float | None = None,
     progress: Callable[[str], object],
 ) -> dict[str, Any]:
-    """Continue every prompt with every method, in rounds, until it
-    is certain how fast they are or time is up.
+    """Continue every prompt with every method, in rounds, until speeds are certain or time is up.
 
-    The time is looked at after each prompt. A round that it cuts short does not count, unless it is
-    the first: then the figures are of the prompts that were continued.
+    The clock is read after each prompt. A round that it cuts short does not count, unless it is the
+    first: then the figures are of the prompts that were continued.
 
     Args:
-        model: of transformers.
-        make_methods: returns the methods of a round, plain generation first: one learns nothing
-            from earlier rounds.
+        model: a model of transformers.
+        make_methods: returns the methods of a round, plain generation first; they must have learnt
+            nothing from earlier rounds.
         prompts: at least one.
         sampling: as in `decoding`.
-        max_new_tokens: most tokens of each text.
-        max_seconds: for all rounds; None: for one round, however long it takes.
-        progress: called with a line after each text: which it is, what it took, and the time that
-            is left.
+        max_new_tokens: bound on the tokens of each text.
+        max_seconds: time for all rounds; None: one round, without a bound.
+        progress: called with a line after each text: its prompt and method, its seconds, and the
+            time that is left.
 
     Returns:
         "families": the figures by family and method, of the median seconds of each prompt;
-        "rounds": by method, how many times as fast as plain generation whole rounds were;
-        "prompts": those that were continued; and what they were measured with.
+        "rounds": by method, the speedup of whole rounds over plain generation; "prompts": the
+        prompts that were continued; "threads" and "sampling".
     """
     import torch
 
-    names = list(methods := make_methods())
+    methods = make_methods()
+    names = list(methods)
     for method in methods.values():
         warm_up(model, method, prompts)
     rounds: dict[str, list[list[Run]]] = {name: [] for name in names}
     clock = _Clock(max_seconds)
     while True:
-        made = _round(
+        new_runs = _round(
             model,
             make_methods(),
             prompts,
@@ -286,23 +276,23 @@ def measure_speed(
             progress,
         )
         if not rounds["plain"]:
-            prompts = prompts[: len(made["plain"])]
-        if len(made["plain"]) == len(prompts):
+            prompts = prompts[: len(new_runs["plain"])]
+        if len(new_runs["plain"]) == len(prompts):
             for name in names:
-                rounds[name].append(made[name])
-        seconds = {
-            name: [sum(run["seconds"] for run in one) for one in runs]
-            for name, runs in rounds.items()
-        }
-        speedups = {name: Speedup.of(seconds["plain"], seconds[name]) for name in names}
-        if clock.is_over or all(
-            one.is_certain and one.pairs >= MIN_PAIRS for one in speedups.values()
-        ):
+                rounds[name].append(new_runs[name])
+        plain_seconds = _round_seconds(rounds["plain"])
+        speedups = {name: Speedup.of(plain_seconds, _round_seconds(rounds[name])) for name in names}
+        if clock.is_over:
             break
-    runs = by_family(prompts, {name: median_runs(made) for name, made in rounds.items()})
+        if all(one.is_certain and one.pairs >= MIN_PAIRS for one in speedups.values()):
+            break
+    runs = by_family(prompts, {name: median_runs(one) for name, one in rounds.items()})
+    settings: dict[str, Any] = {"kind": sampling}
+    for family in runs:
+        settings[family] = decoding(sampling, family)
     return {
         "threads": torch.get_num_threads(),
-        "sampling": {"kind": sampling, **{family: decoding(sampling, family) for family in runs}},
+        "sampling": settings,
         "prompts": [
             {"family": prompt.family, "key": prompt.key, "seed": number}
             for number, prompt in enumerate(prompts)
@@ -312,8 +302,12 @@ def measure_speed(
     }
 
 
+def _round_seconds(rounds: Sequence[Sequence[Run]]) -> list[float]:
+    return [sum(run["seconds"] for run in runs) for runs in rounds]
+
+
 class _Clock:
-    """The time that a measurement has; None: until the end of the first round."""
+    """The time for a measurement; None: until the end of the first round."""
 
     def __init__(self, max_seconds: float | None) -> None:
         self.has_limit = max_seconds is not None
@@ -325,11 +319,10 @@ class _Clock:
 
     def __str__(self) -> str:
         """The time that is left, in words; empty without a limit."""
-        return (
-            f", {max(0.0, self._end - time.perf_counter()):.0f} s left at most"
-            if self.has_limit
-            else ""
-        )
+        if not self.has_limit:
+            return ""
+        seconds = max(0.0, self._end - time.perf_counter())
+        return f", {seconds:.0f} s left at most"
 
 
 def _round(
@@ -342,17 +335,16 @@ def _round(
     clock: _Clock,
     progress: Callable[[str], object],
 ) -> dict[str, list[Run]]:
-    """Return the runs of each method, of all prompts or of those
-    for which there was time, one at least.
+    """Return the runs of each method, of all prompts or of as many as time allowed, at least one.
 
     Args:
-        model: of transformers.
-        methods: of the round.
+        model: a model of transformers.
+        methods: the methods of the round.
         prompts: at least one.
-        number: of the round, 1 for the first. Each prompt of each round begins with another method.
+        number: number of the round, from 1. Each prompt of each round begins with another method.
         sampling: as in `decoding`.
-        max_new_tokens: most tokens of each text.
-        clock: says when time is up.
+        max_new_tokens: bound on the tokens of each text.
+        clock: the time of the measurement.
         progress: as in `measure_speed`.
     """
     names = list(methods)
@@ -361,11 +353,10 @@ def _round(
         settings = decoding(sampling, prompt.family)
         for turn in range(len(names)):
             name = names[(index + number + turn) % len(names)]
-            runs[name].append(
-                write(model, methods[name], prompt.tokens, max_new_tokens, settings, index)
-            )
+            run = write(model, methods[name], prompt.tokens, max_new_tokens, settings, index)
+            runs[name].append(run)
             where = f"round {number}, prompt {index + 1}/{len(prompts)} ({prompt.family})"
-            progress(f"{where}, {name}: {runs[name][-1]['seconds']:.1f} s{clock}")
+            progress(f"{where}, {name}: {run['seconds']:.1f} s{clock}")
         if clock.has_limit and clock.is_over:
             break
     return runs
@@ -373,23 +364,23 @@ def _round(
 
 def median_runs(rounds: Sequence[Sequence[Run]]) -> list[Run]:
     """Return a run for each prompt, with the median of its seconds over the rounds."""
-    return [
-        {**runs[0], "seconds": statistics.median(run["seconds"] for run in runs)}
-        for runs in zip(*rounds, strict=True)
-    ]
+    medians = []
+    for runs in zip(*rounds, strict=True):
+        seconds = statistics.median(run["seconds"] for run in runs)
+        medians.append({**runs[0], "seconds": seconds})
+    return medians
 
 
 def warm_up(model: Any, method: Method, prompts: Sequence[Prompt]) -> None:
-    """Continue a prompt that is not timed: tokens in an order that
-    none has, since sessions keep what they learn.
+    """Continue a prompt that is not timed.
+
+    Its tokens stand in an order that no prompt has, since sessions learn from texts.
     """
     write(model, method, prompts[0].tokens[::-1], _WARM_UP_TOKENS, {"do_sample": False}, 0)
 
 
 def by_family(prompts: Sequence[Prompt], written: Mapping[str, Sequence[Run]]) -> Runs:
-    """Return the runs of each method, one for each prompt,
-    by family and beside plain generation.
-    """
+    """Return the runs by family and method, one for each prompt, compared with plain generation."""
     runs: Runs = defaultdict(lambda: defaultdict(list))
     for name, all_runs in written.items():
         for prompt, run, plain in zip(prompts, all_runs, written["plain"], strict=True):
@@ -412,15 +403,15 @@ def write(
     """Continue a prompt with one method.
 
     Args:
-        model: of transformers.
+        model: a model of transformers.
         method: arguments of `model.generate`.
         prompt: token ids.
-        max_new_tokens: most tokens written.
+        max_new_tokens: bound on the tokens written.
         settings: arguments of `model.generate` for decoding.
-        seed: of torch.
+        seed: the seed of torch.
 
     Returns:
-        "seconds", "passes", "written" (token ids), "tokens" (their number), and of the package's
+        "seconds", "passes", "written" (token ids), "tokens" (their number), and with the package's
         loop "nodes".
     """
     import torch
@@ -457,21 +448,25 @@ def write(
 def summarize(runs: Runs, names: Sequence[str]) -> Figures:
     """Return the figures of each family and method, and of all families together."""
     families = dict(runs)
-    families["all"] = {
-        name: [run for family in runs.values() for run in family[name]] for name in names
-    }
-    return {
-        family: {name: figures(rows[name], rows["plain"]) for name in names}
-        for family, rows in families.items()
-    }
+    families["all"] = {}
+    for name in names:
+        all_runs = []
+        for by_method in runs.values():
+            all_runs += by_method[name]
+        families["all"][name] = all_runs
+    summary: Figures = {}
+    for family, by_method in families.items():
+        summary[family] = {name: figures(by_method[name], by_method["plain"]) for name in names}
+    return summary
 
 
 def figures(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, float]:
     """Return the figures of a method, relative to plain generation of the same prompts.
 
-    "low" and "high" are where the speedup lies for 95% of samples of as many prompts.
+    "low" and "high" are the ends of the 95% interval of the speedup.
     """
-    tokens, passes = (sum(run[name] for run in runs) for name in ("tokens", "passes"))
+    tokens = sum(run["tokens"] for run in runs)
+    passes = sum(run["passes"] for run in runs)
     rate = tokens / sum(run["seconds"] for run in runs)
     plain_rate = sum(run["tokens"] for run in plain) / sum(run["seconds"] for run in plain)
     beside = [
@@ -495,12 +490,12 @@ def figures(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, float]:
 def show(table: Figures) -> None:
     """Print the figures."""
     click.echo(
-        "family: method, speedup over plain generate (for 95% of such samples; of the median"
-        " prompt), M while generating, identical"
+        "family: method, speedup over plain generate (95% interval; median prompt), M while"
+        " generating, identical"
     )
-    for family, rows in table.items():
-        click.echo(f"{family} ({counted(int(rows['plain']['prompts']), 'prompt')})")
-        for name, row in rows.items():
+    for family, by_method in table.items():
+        click.echo(f"{family} ({counted(int(by_method['plain']['prompts']), 'prompt')})")
+        for name, row in by_method.items():
             click.echo(
                 f"  {name:<30}{row['speedup']:.2f} ({row['low']:.2f} to {row['high']:.2f};"
                 f" {row['median_speedup']:.2f})  M {row['mean_tokens']:.2f}  identical"

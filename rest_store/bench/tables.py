@@ -15,9 +15,9 @@ class Table:
     """A table.
 
     Attributes:
-        title: where the figures stand in the result; may be empty.
-        header: of each column.
-        rows: cells; the first one of each row is its name. None is shown as "-".
+        title: the place of the figures in the result; may be empty.
+        header: the heads of the columns.
+        rows: the cells of each row; the first one is its name. "-" stands for None.
     """
 
     title: str
@@ -25,12 +25,12 @@ class Table:
     rows: list[list[Cell]]
 
 
-def tables_of(figures: Any, title: str = "") -> list[Table]:
+def figure_tables(figures: Any, title: str = "") -> list[Table]:
     """Return tables that hold every figure.
 
     Objects with the same fields, in a list or by name, are the rows of one table; in a list, fields
-    of objects inside them are columns, too. All other figures of a level are listed by name. What
-    nests deeper has tables of its own.
+    of objects inside them are columns, too. All other figures of a level are listed by name. Deeper
+    levels have tables of their own.
     """
     is_list = not isinstance(figures, Mapping)
     items = {str(index): item for index, item in enumerate(figures)} if is_list else dict(figures)
@@ -45,21 +45,19 @@ def tables_of(figures: Any, title: str = "") -> list[Table]:
             row = list(fields.values()) if is_list else [name, *fields.values()]
             alike.setdefault(tuple(fields), []).append(row)
         else:
-            below += tables_of(item, f"{title}, {name}" if title else name)
+            below += figure_tables(item, f"{title}, {name}" if title else name)
     tables = [Table(title, ["figure", ""], single)] if single else []
-    for columns, rows in alike.items():
+    for columns, table_rows in alike.items():
         header = [column.replace("_", " ") for column in columns]
-        tables.append(Table(title, header if is_list else ["", *header], rows))
+        tables.append(Table(title, header if is_list else ["", *header], table_rows))
     return tables + below
 
 
 def _fields(item: Any, *, deep: bool) -> dict[str, Cell] | None:
-    """Return the fields of an object as the cells of a row.
-
-    None if it is no object, or nests too deeply for a row.
+    """Return the fields of an object as the cells of a row; None: it is no object, or too deep.
 
     Args:
-        item: of a list or an object.
+        item: an item of a list or an object.
         deep: whether the fields of objects inside it become cells, too.
     """
     if not isinstance(item, Mapping) or not item:
@@ -67,10 +65,12 @@ def _fields(item: Any, *, deep: bool) -> dict[str, Cell] | None:
     fields: dict[str, Cell] = {}
     for name, value in item.items():
         inner = value if deep and isinstance(value, Mapping) and value else {"": value}
-        for key, part in inner.items():
-            if isinstance(part, Mapping) or (isinstance(part, list) and not _is_plain(part)):
+        for key, inner_value in inner.items():
+            if isinstance(inner_value, Mapping):
                 return None
-            fields[f"{name}, {key}" if key else str(name)] = _cell(part)
+            if isinstance(inner_value, list) and not _is_plain(inner_value):
+                return None
+            fields[f"{name}, {key}" if key else str(name)] = _cell(inner_value)
     return fields
 
 
@@ -80,11 +80,11 @@ def _is_plain(items: list[Any]) -> bool:
 
 def _cell(value: Any) -> Cell:
     if isinstance(value, list):
-        return " ".join(shown(item) for item in value[:_MAX_NUMBERS])
+        return " ".join(map(cell_text, value[:_MAX_NUMBERS]))
     return value if isinstance(value, str | int | float) or value is None else str(value)
 
 
-def shown(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
     """Return a cell as text: numbers with three digits or more, and commas at thousands."""
     if cell is None:
         return "-"

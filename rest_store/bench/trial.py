@@ -1,6 +1,4 @@
-"""The command `rest-store try`: what drafting is worth on your
-model, your texts and your prompts, in one go.
-"""
+"""The command `rest-store try`: a trial of drafting on your model, texts and prompts, in one go."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from rest_store.bench.measurement_options import (
     prepacked_option,
     prompts_option,
 )
-from rest_store.bench.prompts import encoding, interleaved, read_prompts, require_known_tokens
+from rest_store.bench.prompts import encoding, interleave, read_prompts, require_known_tokens
 from rest_store.bench.record import write_recordings
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.replay import Outcome
@@ -44,9 +42,10 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.generation.comparison import Speedup
 from rest_store.terminal import loading
 
-THEIRS, OURS = "transformers prompt lookup", "DraftSession"
+THEIRS = "transformers prompt lookup"
+OURS = "DraftSession"
 METHODS = ("plain", THEIRS, OURS)
-_MAX_SECONDS: float | None = 120.0  # of timing; None: one round
+_MAX_SECONDS: float | None = 120.0  # for timing; None: one round
 _STORE = "datastore"  # its folder, and its name in the results
 _SAME = 0.05  # of M
 
@@ -58,13 +57,13 @@ class Trial:
     """The figures that a verdict rests on.
 
     Attributes:
-        prompts: how many there were.
-        timed: for how many of them there was time.
-        speedup: of drafting with all sources, over plain generation.
-        prompt_lookup_speedup: of prompt lookup as transformers has it.
+        prompts: number of prompts.
+        timed: number of prompts for which there was time.
+        speedup: speedup of drafting with all sources over plain generation.
+        prompt_lookup_speedup: speedup of transformers' prompt lookup.
         mean_tokens: M with all sources, by replay.
         without_datastore: M without the datastore, by replay.
-        other_texts: prompts whose text was not that of plain generation.
+        other_texts: number of prompts whose text differs from plain generation's.
     """
 
     prompts: int
@@ -87,7 +86,8 @@ class Trial:
         return ". ".join(sentences) + "."
 
     def _datastore(self) -> str:
-        with_it, without = f"{self.mean_tokens:.2f}", f"{self.without_datastore:.2f}"
+        with_it = f"{self.mean_tokens:.2f}"
+        without = f"{self.without_datastore:.2f}"
         if self.mean_tokens >= self.without_datastore + _SAME:
             return f"In replays, the datastore raised M from {without} to {with_it}"
         if self.mean_tokens > self.without_datastore - _SAME:
@@ -99,11 +99,8 @@ class Trial:
 
     def _prompt_lookup(self) -> str:
         other = self.prompt_lookup_speedup
-        more = other.low > self.speedup.high
-        return (
-            "Prompt lookup alone, which transformers has, gives"
-            f" {'more: ' if more else ''}{other.median:.2f}"
-        )
+        more = "more: " if other.low > self.speedup.high else ""
+        return f"Prompt lookup alone, which transformers has, gives {more}{other.median:.2f}"
 
 
 @click.command(
@@ -117,7 +114,7 @@ class Trial:
     multiple=True,
     required=True,
     metavar="PATH",
-    help="What the datastore is built of: as for `rest-store build`. Repeatable.",
+    help="Text for the datastore: as for `rest-store build`. Repeatable.",
 )
 @prompts_option()
 @chat_option
@@ -131,7 +128,7 @@ class Trial:
     metavar="DIR",
     type=PATH,
     default="trial",
-    help="Where the result is written: the folder of the datastore, the results and the page.",
+    help="Destination of the result: the folder of the datastore, the results and the page.",
 )
 @json_option
 def try_(
@@ -147,30 +144,28 @@ def try_(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Try drafting on your model, your texts and your prompts: five
-    prompts are enough for a first look.
+    """Try drafting on your model, your texts and your prompts; five prompts suffice for a look.
 
-    Builds a datastore of the corpus, records what the model writes, replays that with and without
-    each source, times plain generation, prompt lookup of transformers and drafts of all sources in
-    turns, and writes a page. Timing ends when the result is certain, or when two minutes are over
-    and all methods have continued the prompt of that moment. The last line is the verdict. Speeds
-    are those of whole greedy generations, in the median. A datastore of the same corpora that is in
-    the folder already is used again: remove it after changes to them.
+    The command builds a datastore of the corpus and records the model's outputs. It replays them
+    with and without each source. It times plain generation, prompt lookup of transformers and
+    drafts of all sources in turns, and writes a page. Timing ends when the result is certain, or
+    after two minutes, once all methods have continued the current prompt. The last line is the
+    verdict. Speeds are medians of whole greedy generations. A datastore of the same corpora that is
+    in the folder already is used again: remove it after changes to them.
     """
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size
 
     began = time.perf_counter()
-    # A fault in the file is reported before anything is built.
-    read_prompts(prompts_file, lambda text: [0])
+    read_prompts(prompts_file, lambda text: [0])  # a fault in the file fails before the build
     results = out / "results"
-    folder = datastore_of(corpora, model, out, without=[prompts_file])
+    folder = open_or_build(corpora, model, out, without=[prompts_file])
     tell(f"model: {model}")
     loaded, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     if prepacked_weights:
         click.get_current_context().with_resource(rest_store.prepacked_weights(loaded))
     store = rest_store.Datastore.open(folder, tokenizer=tokenizer)
-    prompts = interleaved(read_prompts(prompts_file, encoding(tokenizer, chat=chat)))
+    prompts = interleave(read_prompts(prompts_file, encoding(tokenizer, chat=chat)))
     require_known_tokens(prompts, vocabulary_size(loaded))
     tell(f"recording {counted(len(prompts), 'output')}")
     recorded = out / "recordings.jsonl"
@@ -181,11 +176,11 @@ def try_(
 
     tell("replaying them, as many nodes in each step as it may have: M, tokens of a forward pass")
     recordings = [recording for recording in read_recordings(recorded) if recording.output.size]
-    rows = measure(
+    table_rows = measure(
         recordings, {_STORE: store}, Calibration.default(), budgets=(max_nodes,), progress=show_row
     )
     stored = {_STORE: store.info().token_count}
-    quality = {"datastores": stored, "reported": len(recordings), "rows": rows}
+    quality = {"datastores": stored, "reported": len(recordings), "rows": table_rows}
     tell("timing plain generation, prompt lookup of transformers, and drafts of all sources")
     speed = measure_speed(
         loaded,
@@ -195,10 +190,8 @@ def try_(
         max_seconds=_MAX_SECONDS,
         progress=tell,
     )
-    families, speedups = (
-        speed["families"],
-        {name: Speedup(**figures) for name, figures in speed["rounds"].items()},
-    )
+    families = speed["families"]
+    speedups = {name: Speedup(**figures) for name, figures in speed["rounds"].items()}
     # As in the verdict: of whole rounds, not of the median runs of each prompt.
     for name, speedup in speedups.items():
         families["all"][name] |= {
@@ -211,14 +204,14 @@ def try_(
         Destination(results / "replay.json"), "replay", arguments, ("numpy", "rest-store"), quality
     )
     write_result(Destination(results / "speed.json"), "speed", arguments, PACKAGES, speed)
-    of_rows = {row["drafting"]: row["M"] for row in rows}
+    means = {row["drafting"]: row["M"] for row in table_rows}
     trial = Trial(
         prompts=len(prompts),
         timed=len(speed["prompts"]),
         speedup=speedups[OURS],
         prompt_lookup_speedup=speedups[THEIRS],
-        mean_tokens=of_rows["session"],
-        without_datastore=of_rows[f"session without {_STORE}"],
+        mean_tokens=means["session"],
+        without_datastore=means[f"session without {_STORE}"],
         other_texts=round(len(speed["prompts"]) * (1 - families["all"][OURS]["identical"])),
     )
     report = out / "report.html"
@@ -234,17 +227,16 @@ def try_(
     click.echo(trial.verdict())
 
 
-def datastore_of(
+def open_or_build(
     corpora: Sequence[str], model: str, out: Path, *, without: Sequence[Path] = ()
 ) -> Path:
-    """Return the datastore in the folder `out`, built of `corpora`
-    unless there is one of these already.
+    """Return the datastore in the folder `out`; without one of `corpora` there, build it.
 
     Args:
         corpora: as `rest_store.build` takes them.
         model: names the tokenizer.
-        out: a folder; not read where it is in a corpus.
-        without: files that are not read there, either.
+        out: a folder; it is left out of a corpus that holds it.
+        without: other files to leave out.
 
     Raises:
         BuildError, TokenizerLoadError: as `rest_store.build`.
@@ -252,15 +244,16 @@ def datastore_of(
     from build_index.progress import ProgressLine
 
     folder = out / _STORE
-    if (folder / FILE_NAME).exists() and [
-        one["corpus"] for one in Manifest.read(folder).corpora
-    ] == list(corpora):
-        tell(f"datastore: {folder}, as built before")
-        return folder
+    if (folder / FILE_NAME).exists():
+        stored_corpora = [one["corpus"] for one in Manifest.read(folder).corpora]
+        if stored_corpora == list(corpora):
+            tell(f"datastore: {folder}, as built before")
+            return folder
     tell(f"datastore: building {folder} of {', '.join(corpora)}")
-    exclude = [
-        glob for corpus in corpora for path in (out, *without) for glob in _inside(path, corpus)
-    ]
+    exclude = []
+    for corpus in corpora:
+        for path in (out, *without):
+            exclude += _inside(path, corpus)
     line = ProgressLine(sys.stderr) if ProgressLine.fits(sys.stderr) else None
     with rest_store.build(corpora, model, folder, exclude=exclude, progress=line) as store:
         info = store.info()
@@ -272,7 +265,7 @@ def datastore_of(
 
 
 def _inside(path: Path, corpus: str) -> list[str]:
-    """Return the glob that leaves `path` out of a corpus; none where it is elsewhere."""
+    """Return the glob that leaves `path` out of a corpus; none if it is not inside."""
     top = Path(corpus).expanduser().resolve()
     if top not in path.resolve().parents:
         return []

@@ -6,8 +6,7 @@ from pathlib import Path
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the available memory in bytes: of the system, or what
-    a control group leaves if that is less.
+    """Return the available memory of the system, or of a control group if that is less.
 
     Args:
         root: directory that holds `proc` and `sys`.
@@ -25,21 +24,20 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _control_group_headrooms(root: Path) -> list[int]:
-    """Return the bytes left by the control group of this process
-    and by each group above it (version 2).
-    """
+    """Return the bytes left in the control group (v2) of this process and in those above it."""
     try:  # names may be any bytes
         text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
-    name = next(
+    path = next(
         (line.removeprefix("0::") for line in text.splitlines() if line.startswith("0::")), ""
     )
-    parts = [part for part in name.split("/") if part not in ("", "..")]
+    names = [name for name in path.split("/") if name not in ("", "..")]
     headrooms = []
-    for depth in range(len(parts) + 1):
-        group = (root / "sys/fs/cgroup").joinpath(*parts[:depth])
-        limit, usage = _number(group / "memory.max"), _number(group / "memory.current")
+    for depth in range(len(names) + 1):
+        group = (root / "sys/fs/cgroup").joinpath(*names[:depth])
+        limit = _number(group / "memory.max")
+        usage = _number(group / "memory.current")
         if limit is not None and usage is not None:
             headrooms.append(limit - usage + _reclaimable(group / "memory.stat"))
     return headrooms

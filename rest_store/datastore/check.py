@@ -1,6 +1,4 @@
-"""A full read of a datastore, which finds faults that
-opening it cannot see (FORMAT.md, section 6).
-"""
+"""The check of a datastore: it reads all of it, which opening does not (FORMAT.md, section 6)."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import HEADER_SIZE, separator_id
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.mapped_file import regular_file
-from rest_store.datastore.shard import Shard
+from rest_store.datastore.shard import Shard, SuffixesFile
 from rest_store.errors import DatastoreFormatError, MemoryBudgetError, describe
 
 _BLOCK = 1 << 18  # symbols read at once
@@ -31,13 +30,13 @@ def check_datastore(
     sort: Sort | None = None,
     announce: Callable[[str], object] = lambda stage: None,
 ) -> Datastore:
-    """Verify the checksums of a datastore: its files are those that were written.
+    """Verify the checksums of a datastore, and with `sort` its content.
 
     Args:
         path: directory of the datastore.
-        sort: `rest_store.datastore.suffix_array.sorted_suffixes`. With it the content is verified,
-            too: the symbols, and the suffix arrays, which are sorted again. None: without.
-        announce: called with the shard and the stage that begins.
+        sort: `rest_store.datastore.suffix_array.sorted_suffixes`, to verify the symbols and to sort
+            the suffix arrays again; None: only the checksums are verified.
+        announce: called with the names of a shard and of a stage, at the beginning of the stage.
 
     Returns:
         The datastore.
@@ -57,14 +56,15 @@ def check_datastore(
             announce(f"{record.name} {stage}")
             try:
                 verify(shard)
-            finally:  # zeros in index of lost pages are no fault of the content
+            finally:  # a lost page reads as zeros, which are no fault of the content
                 store.require_readable()
     return store
 
 
 def _check_tokenizer(store: Datastore) -> None:
     """Compare `tokenizer.json` with its checksum in the manifest, if that has one."""
-    path, expected = store.path / TOKENIZER_FILE_NAME, store.manifest.tokenizer_sha256
+    path = store.path / TOKENIZER_FILE_NAME
+    expected = store.manifest.tokenizer_sha256
     if expected is None:
         return
     try:
@@ -82,7 +82,9 @@ def _check_tokenizer(store: Datastore) -> None:
 
 
 def _check_symbols(shard: Shard) -> None:
-    header, path = shard.tokens.header, shard.tokens.path
+    """Verify that the symbols are ids or separators, and count the separators."""
+    header = shard.tokens.header
+    path = shard.tokens.path
     separator = separator_id(header.vocabulary_size)
     separators = 0
     for start in range(0, header.position_count, _BLOCK):
@@ -90,13 +92,11 @@ def _check_symbols(shard: Shard) -> None:
         ends = symbols == separator
         outside = np.flatnonzero((symbols >= header.vocabulary_size) & ~ends)
         if outside.size:
-            where = start + int(outside[0])
-            found, expected = (
-                int(symbols[outside[0]]),
-                f"0..{header.vocabulary_size - 1} or the separator",
-            )
+            first = int(outside[0])
+            what = f"symbol at position {start + first}"
+            expected = f"0..{header.vocabulary_size - 1} or the separator"
             raise DatastoreFormatError(
-                "header", describe(path, f"symbol at position {where}", found, expected)
+                "header", describe(path, what, int(symbols[first]), expected)
             )
         separators += int(np.count_nonzero(ends))
     if separators != header.document_count:
@@ -106,7 +106,9 @@ def _check_symbols(shard: Shard) -> None:
 
 
 def _check_suffixes(shard: Shard, sort: Sort) -> None:
-    tokens, suffixes = shard.tokens, shard.suffixes
+    """Verify the suffix array against one that is sorted here."""
+    tokens = shard.tokens
+    suffixes = shard.suffixes
     try:
         symbols = tokens.raw[HEADER_SIZE:].copy()  # a mapping may change while it is sorted
         keys, entries = sort(symbols, tokens.header.width, tokens.header.token_count)
@@ -114,15 +116,19 @@ def _check_suffixes(shard: Shard, sort: Sort) -> None:
         raise MemoryBudgetError(
             f"{tokens.path}: there is not enough memory to sort it again"
         ) from error
-    for what, found, expected in (
-        ("key", suffixes.key_bytes.view("<u8"), keys),
-        ("byte", suffixes.packed, entries),
-    ):
-        differing = np.flatnonzero(found != expected)
-        if differing.size:
-            index = int(differing[0])
-            where = f"{what} {index} of the suffix array"
-            raise DatastoreFormatError(
-                "suffix order",
-                describe(suffixes.path, where, int(found[index]), int(expected[index])),
-            )
+    _require_equal(suffixes, "key", suffixes.key_bytes.view("<u8"), keys)
+    _require_equal(suffixes, "byte", suffixes.packed, entries)
+
+
+def _require_equal(
+    suffixes: SuffixesFile, what: str, found: npt.NDArray[Any], expected: npt.NDArray[Any]
+) -> None:
+    """Raise DatastoreFormatError, which names the first difference, if two arrays differ."""
+    differing = np.flatnonzero(found != expected)
+    if differing.size:
+        index = int(differing[0])
+        where = f"{what} {index} of the suffix array"
+        raise DatastoreFormatError(
+            "suffix order",
+            describe(suffixes.path, where, int(found[index]), int(expected[index])),
+        )

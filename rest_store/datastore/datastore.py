@@ -56,13 +56,13 @@ class Datastore(Store):
 
     Attributes:
         manifest: of the whole datastore.
-        partition: whose shards these are; None: all.
+        partition: the partition that was opened; None: the whole datastore.
 
-    After a fork, both processes may go on using it.
+    After a fork, both processes may use it.
 
-    If its files are truncated while it is open, or their disk fails, queries raise
-    DatastoreUnavailableError from then on. For that, opening installs a handler of SIGBUS, also
-    over one that another package has installed meanwhile.
+    If a file is truncated while it is open, or its disk fails, queries raise
+    DatastoreUnavailableError from then on. To notice this, opening installs a handler of SIGBUS,
+    which passes other signals on to the handler of another package.
 
     Thread-safe; queries release the GIL.
     """
@@ -96,35 +96,32 @@ class Datastore(Store):
         token: str | None = None,
         tls: Tls | None = None,
     ) -> Datastore:
-        """Open the datastore in directory `path`, or a copy of one that lies elsewhere.
+        """Open the datastore in a directory, or a copy of a remote one.
 
-        Maps its files and validates their structure in time and memory that do not depend on their
-        size. If the datastore is larger than the available memory, only the pages that queries
-        touch are read.
+        This maps the files and validates their structure. Its time and memory do not depend on
+        their size. If the datastore is larger than the available memory, only the pages that
+        queries touch are read.
 
         Args:
-            path: a directory that `rest-build` wrote; or where one lies: `HOST:PORT/NAME` or
+            path: a directory that `rest-build` wrote, or a location: `HOST:PORT/NAME` or
                 `unix:/path#NAME` in a service, or an address with `s3://`, `gs://`, `hf://` or
-                `https://`. Of those, a copy is opened, which is made once for each build.
-            tokenizer: if given, the tokenizer in use: a tokenizer of `transformers` or
-                `tokenizers`, a `tokenizer.json`, a `.gguf` file, a directory, a name on the Hugging
-                Face hub, or a `TokenizerIdentity`. The datastore must have been built with the
-                same.
-            partition: such as "2/4", for the second quarter of its shards alone: only their files
-                need to be there.
+                `https://`. Of a location, a copy is opened, which is made once for each build.
+            tokenizer: the tokenizer in use, with which the datastore must have been built: a
+                tokenizer of `transformers` or `tokenizers`, a `tokenizer.json`, a `.gguf` file, a
+                directory, a name on the Hugging Face hub, or a `TokenizerIdentity`. None: any.
+            partition: such as "2/4" for the second of four partitions. Only the files of its shards
+                have to be there. None: the whole datastore.
             cache: directory of copies; None: `rest-store` in `$XDG_CACHE_HOME` or `~/.cache`.
-            token: for a service that asks for one.
-            tls: for a service, as in `DatastoreClient`.
+            token: bearer token of the service.
+            tls: certificates of the service, as in `DatastoreClient`.
 
         Raises:
-            FetchError: it lies elsewhere, and no copy can be made.
-            ServiceError: the subclass that says why a service gives none.
-            DatastoreError: the subclass that names what is wrong with the files (FORMAT.md, section
-                6).
-            DatastoreFormatError: there is no such partition, or there are more partitions than
-                shards.
+            FetchError: no copy of the location can be made.
+            ServiceError: the service refuses; the subclass says why.
+            DatastoreError: a file is not valid (FORMAT.md, section 6); the subclass says why.
+            ArgumentError: there is no such partition, or there are more partitions than shards.
             TokenizerLoadError: there is no such `tokenizer`.
-            TokenizerMismatchError: `tokenizer` differs from the datastore's.
+            TokenizerMismatchError: the datastore was built with another tokenizer.
             NativeKernelError: the kernel was not compiled.
         """
         if locations.is_remote(path):
@@ -140,10 +137,10 @@ class Datastore(Store):
         manifest = Manifest.read(directory)
         if tokenizer is not None:
             manifest.tokenizer.require_same(identity_of(tokenizer), directory)
-        records, shards = (
-            manifest.shards if partition is None else partition.select(manifest.shards, directory),
-            [],
-        )
+        records = manifest.shards
+        if partition is not None:
+            records = partition.select(records, directory)
+        shards = []
         try:
             for record in records:
                 shard = Shard.open(directory, record.name)
@@ -153,7 +150,7 @@ class Datastore(Store):
         except DatastoreError:
             if Manifest.read(directory) == manifest:
                 raise
-            # A build has replaced it meanwhile.
+            # A build has replaced the datastore meanwhile.
             return cls.open(directory, tokenizer=tokenizer, partition=partition)
         store = cls(directory, manifest, records, shards, partition)
         available = available_bytes()
@@ -165,10 +162,10 @@ class Datastore(Store):
     def close(self) -> None:
         """Close the datastore; every later query raises DatastoreClosedError. May be called again.
 
-        Its files are unmapped once the queries in progress and the sessions that draft from it have
-        let go of them.
+        The files are unmapped once no query and no session uses them.
         """
-        self._snapshot, self._shards = Snapshot.closed(self.path), []
+        self._snapshot = Snapshot.closed(self.path)
+        self._shards = []
 
     @property
     def snapshot(self) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Files that are on the disk before others see them."""
+"""Files that are on the disk before other processes see them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 
 
-def publish(part: Path, path: Path) -> None:
-    """Sync a complete file, or the names in a complete directory, to disk, and rename it."""
-    sync(part)
-    part.rename(path)
+def publish(temporary: Path, path: Path) -> None:
+    """Write a complete file, or the names in a complete directory, to disk, and rename it."""
+    sync(temporary)
+    temporary.rename(path)
     sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Have the disk write what a file has, or the names that a directory has."""
+    """Write the content of a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,10 +1,10 @@
-"""Copies of datastores that lie elsewhere, complete or absent, in a directory of this machine.
+"""Copies of remote datastores in a directory of this machine, each complete or absent.
 
     directory = fetch(reader, default_cache())       # the same for the same build, fetched once
 
-A copy is collected in `frozen/BUILD.part`, where an interrupted one is resumed, and renamed to
-`frozen/BUILD` when its files are those of its manifest. BUILD is the SHA-256 of the manifest.
-Whoever makes a copy holds a lock.
+A copy grows in `frozen/BUILD.temporary`, where an interrupted one is resumed. It is renamed to
+`frozen/BUILD` once its files are those of its manifest. BUILD is the SHA-256 of the manifest. A
+process that makes a copy holds a lock.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ _log = logging.getLogger(__name__)
 
 
 class FileReader(Protocol):
-    """A location that has the files of a datastore: a service, or an object store.
+    """The files of a datastore in a service or an object store.
 
     Attributes:
-        location: where, for messages.
-        build: which is read: "sha256:" and the SHA-256 of its manifest; "": any.
+        location: of the datastore, for messages.
+        build: the build to read: "sha256:" and the SHA-256 of its manifest; "": any.
 
-    Its methods raise a RestStoreError; FetchError, ServiceUnavailableError and DeadlineError mean
-    that it cannot be reached now.
+    Its methods raise a RestStoreError. FetchError, ServiceUnavailableError and DeadlineError mean
+    that the location cannot be reached now.
     """
 
     location: str
     build: str
 
     def read(self, name: str, offset: int) -> Iterator[bytes]:
-        """Yield a file in pieces from the byte `offset` on; they may end too early."""
+        """Yield a file in pieces from the byte `offset` on. The pieces may end too early."""
 
     def close(self) -> None:
         """Close connections."""
@@ -68,22 +68,22 @@ class FileReader(Protocol):
 def fetch(reader: FileReader, cache: Path) -> Path:
     """Return the directory of a complete copy, which is made unless it is there.
 
+    The files are compared with the checksums of the manifest. If the copy cannot be completed, the
+    next call goes on with the files that have arrived.
+
     Args:
         reader: of the datastore.
-        cache: directory of copies, for any number of processes.
+        cache: directory of copies, which any number of processes may share.
 
     Raises:
-        FetchError: it cannot be reached and no copy was made from it before, it breaks off again
-            and again, what it sends is not what its manifest says, or the copy cannot be kept, for
+        FetchError: the location cannot be reached and there is no earlier copy of it, it sends no
+            more or other files than those of the manifest, or the copy cannot be written, for
             instance because the disk is full.
-        DatastoreError: its manifest is malformed.
-        RestStoreError: what the reader raises.
-
-    Files are compared with the checksums of the manifest. What has arrived is kept if the rest does
-    not, and the next call goes on with it.
+        DatastoreError: the manifest is malformed.
+        RestStoreError: as the reader.
     """
     copies = cache / "frozen"
-    # A link to a copy.
+    # A link to the latest copy of this location.
     latest = copies / f"latest-{hashlib.sha256(reader.location.encode()).hexdigest()[:32]}"
     try:
         content = _content(reader, FILE_NAME, MAX_SIZE)
@@ -108,44 +108,44 @@ def fetch(reader: FileReader, cache: Path) -> Path:
 
 
 def _make(copy: Path, manifest: Manifest, content: bytes, reader: FileReader) -> None:
-    part = copy.with_suffix(".part")
-    part.mkdir(exist_ok=True)
+    """Make a complete copy; `content` is that of the manifest."""
+    temporary = copy.with_suffix(".temporary")
+    temporary.mkdir(exist_ok=True)
     size = sum(record.tokens_size + record.suffixes_size for record in manifest.shards)
-    size -= sum(file.stat().st_size for file in part.iterdir())
-    if size > (free := shutil.disk_usage(part).free):  # also of a manifest that lies
-        raise OSError(errno.ENOSPC, f"{size:,} bytes are still to come, and {free:,} are free")
+    missing = size - sum(file.stat().st_size for file in temporary.iterdir())
+    free = shutil.disk_usage(temporary).free
+    if missing > free:  # this also refuses a forged manifest with huge sizes
+        raise OSError(errno.ENOSPC, f"{missing:,} bytes are still to come, and {free:,} are free")
     for record in manifest.shards:
-        _fetch_shard(part, record, reader)
+        _fetch_shard(temporary, record, reader)
     if manifest.tokenizer_sha256 is not None:
-        _write(part / TOKENIZER_FILE_NAME, _tokenizer(manifest.tokenizer_sha256, reader))
-    _write(part / FILE_NAME, content)
-    publish(part, copy)
+        _write(temporary / TOKENIZER_FILE_NAME, _tokenizer(manifest.tokenizer_sha256, reader))
+    _write(temporary / FILE_NAME, content)
+    publish(temporary, copy)
 
 
-def _fetch_shard(part: Path, record: ShardRecord, reader: FileReader) -> None:
+def _fetch_shard(directory: Path, record: ShardRecord, reader: FileReader) -> None:
+    """Fetch the files of a shard; remove them if they are not those of its record."""
     sizes = {
         f"{record.name}.tokens": record.tokens_size,
         f"{record.name}.suffixes": record.suffixes_size,
     }
     for name, size in sizes.items():
-        _fetch_file(part / name, size, reader)
+        _fetch_file(directory / name, size, reader)
     try:
-        shard = Shard.open(part, record.name)
-        record.require_same(ShardRecord.from_shard(record.name, shard), part)
+        shard = Shard.open(directory, record.name)
+        record.require_same(ShardRecord.from_shard(record.name, shard), directory)
         shard.require_checksums()
     except DatastoreError as error:
         for name in sizes:
-            (part / name).unlink()
+            (directory / name).unlink()
         raise FetchError(
-            f"{reader.location}: what it sent is not what its manifest says ({error})"
+            f"{reader.location}: the files differ from those of the manifest ({error})"
         ) from error
 
 
 def _fetch_file(path: Path, size: int, reader: FileReader) -> None:
-    """Fetch the rest of a file.
-
-    Go on where the connection breaks off, as long as something arrives each time.
-    """
+    """Fetch the rest of a file; go on after a broken connection as long as each brings bytes."""
     done = path.stat().st_size if path.exists() else 0
     while done != size:
         before = done
@@ -163,24 +163,19 @@ def _fetch_file(path: Path, size: int, reader: FileReader) -> None:
                 failure = error
         if done > size:
             path.unlink()
-            raise FetchError(
-                describe(
-                    reader.location, f"the size of {path.name}", f"more than {size} bytes", size
-                )
-            )
+            what = f"size of {path.name}"
+            raise FetchError(describe(reader.location, what, f"more than {size} bytes", size))
         if done == before:
             raise failure
         sync(path)
 
 
-def _content(reader: FileReader, name: str, most: int) -> bytes:
-    """Return the content of a file of unknown size, or so much of
-    it that it has more than `most` bytes.
-    """
+def _content(reader: FileReader, name: str, max_size: int) -> bytes:
+    """Return the content of a file; of a larger one than `max_size`, a beginning that is larger."""
     content = bytearray()
     for piece in reader.read(name, 0):
         content += piece
-        if not piece or len(content) > most:
+        if not piece or len(content) > max_size:
             break
     return bytes(content)
 
@@ -202,7 +197,7 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock inside, which another process may have for as long as it fetches."""
+    """Hold a lock within the block. Another process may hold it as long as it fetches."""
     while (release := take_lock(path)) is None:
         time.sleep(_SECONDS_BETWEEN_TRIES)
     try:
@@ -220,5 +215,5 @@ def _disk_errors(location: str, cache: Path) -> Iterator[None]:
         if isinstance(error, RestStoreError):
             raise
         raise FetchError(
-            f"{location}: no copy can be kept in {cache} ({error.strerror or error})"
+            f"{location}: no copy can be written to {cache} ({error.strerror or error})"
         ) from error

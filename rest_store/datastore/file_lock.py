@@ -1,4 +1,4 @@
-"""A lock of a file, which one process holds at a time: on this machine, or over NFS on any."""
+"""A lock of a file, which one process holds at a time, also over NFS."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 
 def take_lock(path: Path) -> Callable[[], None] | None:
-    """Take the lock of a file, which is made if it is absent; its holder may remove it.
+    """Take the lock of a file, which is created if it is absent. The holder may remove the file.
 
     Returns:
-        What releases it, as the end of the process and its children does; None: it is taken, by
-        another process or by this one.
+        A function that releases the lock; the end of the process and its children releases it, too.
+        None: another process or this one holds the lock.
 
     Raises:
         OSError: the file cannot be written, or its file system has no locks.
     """
     while True:
-        # NFS locks what can be written.
+        # NFS locks only files that are open for writing.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -34,10 +34,10 @@ def take_lock(path: Path) -> Callable[[], None] | None:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return partial(_release, descriptor)
-        os.close(descriptor)  # of a file that its holder has removed meanwhile
+        os.close(descriptor)  # the holder has removed this file meanwhile
 
 
 def _release(descriptor: int) -> None:
-    # Also for children that were forked, which have the descriptor as well.
+    # Forked children have the descriptor, too: without this, they would keep the lock.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

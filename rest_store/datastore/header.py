@@ -27,9 +27,7 @@ _SUFFIXES_FIELDS = struct.Struct("<IIQQQ32s32s")
 
 
 def token_width(vocabulary_size: int) -> int:
-    """Return the bytes that one token takes: 2 up to 65,535 ids,
-    otherwise 3 (FORMAT.md, section 1).
-    """
+    """Return the bytes of one token: 2 up to 65,535 ids, otherwise 3 (FORMAT.md, section 1)."""
     return 2 if vocabulary_size <= 0xFFFF else 3
 
 
@@ -39,9 +37,7 @@ def separator_id(vocabulary_size: int) -> int:
 
 
 def entry_bits(position_count: int) -> int:
-    """Return the bits of one suffix array entry: the fewest that
-    can hold any position of the shard.
-    """
+    """Return the bits of a suffix array entry, which can just hold any position of the shard."""
     return max(1, (position_count - 1).bit_length())
 
 
@@ -179,9 +175,7 @@ def require(where: Path, what: str, found: object, holds: bool, expected: object
 
 
 def _require_consistent(raw: bytes, packed: bytes, where: Path) -> None:
-    """Raise DatastoreFormatError unless the header is `packed`,
-    what its own fields make of all bytes.
-    """
+    """Raise DatastoreFormatError unless `raw` is `packed`, the header made of its fields."""
     differing = next((offset for offset in range(HEADER_SIZE) if raw[offset] != packed[offset]), 0)
     require(
         where, f"byte {differing} of the header", raw[differing], raw == packed, packed[differing]

@@ -1,4 +1,4 @@
-"""The compiled kernel, and the limits of what it may be asked."""
+"""The compiled kernel, and the limits of its queries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rest_store.errors import NativeKernelError, describe
 MAX_SUFFIX = 64
 MAX_DEPTH = 32
 MAX_NODES = 1024
-MAX_SEQUENCE = MAX_SUFFIX + MAX_DEPTH  # tokens that are counted: a match and a continuation of it
+MAX_SEQUENCE = MAX_SUFFIX + MAX_DEPTH  # tokens of a match and its continuation
 
 # The columns of a tree (`TokenTree.packed`), and length and count of its match.
 MatchColumns = tuple[bytes, tuple[int, int]]

@@ -1,6 +1,4 @@
-"""Locations of datastores that are not directories of this machine,
-such as `host:50051/code` or `s3://bucket/code`.
-"""
+"""Locations of remote datastores, such as `host:50051/code` or `s3://bucket/code`."""
 
 from __future__ import annotations
 
@@ -12,16 +10,14 @@ from rest_store.errors import DatastoreNotFoundError, describe
 
 _SERVICE = re.compile(r"unix:/[^#]+(#.+)?|[^/\s]+:\d{1,5}(/.+)?")
 _URL = re.compile(r"[a-z0-9+]{2,}://.+")
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # which can be sent to nobody
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # characters that cannot be sent
 
 
 def is_remote(text: str | Path) -> bool:
-    """Return whether `text` says where a datastore lies elsewhere: in a service, or below a URL.
+    """Return whether `text` is the location of a remote datastore, and not a path.
 
-    False if it is a path.
-
-    `HOST:PORT/NAME` and `unix:/path#NAME` are datastores of services; without a name, the one that
-    there is.
+    `HOST:PORT/NAME` and `unix:/path#NAME` are datastores of a service; without a name, its only
+    datastore. Other locations are URLs.
     """
     if (
         not isinstance(text, str)
@@ -36,7 +32,7 @@ def is_remote(text: str | Path) -> bool:
 
 
 def local_directory(path: str | Path) -> Path:
-    """Return the path of a directory; raise DatastoreNotFoundError if no path can be so."""
+    """Return the path of a directory; raise DatastoreNotFoundError if it is no valid path."""
     try:
         if b"\0" not in os.fsencode(path):
             return Path(path)
@@ -47,5 +43,5 @@ def local_directory(path: str | Path) -> Path:
 
 
 def default_cache() -> Path:
-    """Return the directory in which datastores from elsewhere are kept unless another is named."""
+    """Return the default directory for copies of remote datastores."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rest-store"

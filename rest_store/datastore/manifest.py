@@ -1,6 +1,4 @@
-"""`manifest.json`: tokenizer, files, provenance and build options
-of a datastore (FORMAT.md, section 5).
-"""
+"""`manifest.json`: tokenizer, files, provenance and build options (FORMAT.md, section 5)."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ class ShardRecord:
         )
 
     def require_same(self, actual: ShardRecord, where: Path) -> None:
-        """Raise DatastoreFormatError unless `actual`, the record of the
-        shard in directory `where`, equals this one.
-        """
+        """Raise DatastoreFormatError unless `actual`, of a shard in directory `where`, is equal."""
         for what, expected in vars(self).items():
             value = getattr(actual, what)
             if value != expected:
@@ -102,7 +98,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """What tells this build from others: "sha256:" and the SHA-256 of the text of its file."""
+        """Identifier of this build: "sha256:" and the SHA-256 of the text of the file."""
         return "sha256:" + hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
 
     def to_json(self) -> str:
@@ -141,7 +137,11 @@ class Manifest:
 
     @classmethod
     def parse(cls, content: bytes, where: object) -> Manifest:
-        """Read a manifest from the content of its file; `where` names it in messages.
+        """Read a manifest from the content of its file.
+
+        Args:
+            content: of the file.
+            where: the file, for messages.
 
         Raises:
             DatastoreFormatError: as `read`.
@@ -177,16 +177,16 @@ class Manifest:
 
     @classmethod
     def _from_fields(cls, fields: dict[str, Any], where: object) -> Manifest:
-        has_tokenizer = "tokenizer_sha256" in fields
+        tokenizer_sha256 = None
+        if "tokenizer_sha256" in fields:
+            tokenizer_sha256 = _field(fields, "tokenizer_sha256", str, where)
         manifest = cls(
             created_by=_field(fields, "created_by", str, where),
             tokenizer=TokenizerIdentity.from_manifest(fields.get("tokenizer"), where),
             shards=tuple(_shard(shard, where) for shard in _field(fields, "shards", list, where)),
             corpora=tuple(_field(fields, "corpora", list, where)),
             options=_field(fields, "options", dict, where),
-            tokenizer_sha256=(
-                _field(fields, "tokenizer_sha256", str, where) if has_tokenizer else None
-            ),
+            tokenizer_sha256=tokenizer_sha256,
         )
         if not manifest.shards:
             raise DatastoreFormatError(
@@ -230,12 +230,15 @@ def _shard(fields: object, where: object) -> ShardRecord:
         raise DatastoreFormatError(
             "manifest", describe(where, "shard", type(fields).__name__, "an object")
         )
-    kinds = {"name": str, "tokens_sha256": str, "suffixes_sha256": str}
     record = ShardRecord(
-        **{
-            what: _field(fields, what, kinds.get(what, int), where)
-            for what in ShardRecord.__match_args__
-        }
+        name=_field(fields, "name", str, where),
+        position_count=_field(fields, "position_count", int, where),
+        token_count=_field(fields, "token_count", int, where),
+        document_count=_field(fields, "document_count", int, where),
+        tokens_size=_field(fields, "tokens_size", int, where),
+        tokens_sha256=_field(fields, "tokens_sha256", str, where),
+        suffixes_size=_field(fields, "suffixes_size", int, where),
+        suffixes_sha256=_field(fields, "suffixes_sha256", str, where),
     )
     if _NAME.fullmatch(record.name) is None:
         expected = "a file name of letters, digits, '-', '_' and '.'"

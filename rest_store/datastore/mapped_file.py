@@ -26,19 +26,20 @@ File = TypeVar("File", bound="MappedFile")
 
 
 class MappedFile:
-    """A memory-mapped binary file of a datastore. Keeps no descriptor
-    open. Thread-safe: nothing changes after opening.
+    """A memory-mapped binary file of a datastore.
+
+    It keeps no descriptor open. If the file is truncated while it is mapped, or its disk fails,
+    `require_readable` raises an error. To notice this, opening a file installs a handler of SIGBUS,
+    which passes other signals and faults on to the handler of another package.
 
     Attributes:
         path: of the file.
-        header: its header, parsed.
-        mapping: the mapping, which is open until neither it nor its bytes are referred to.
-        raw: all its bytes, uint8, read-only.
+        header: the parsed header.
+        mapping: the mapping, which is open as long as it or its bytes are referred to.
+        raw: all bytes, uint8, read-only.
         header_type: class of the header.
 
-    If the file is truncated while it is mapped, or its disk fails, `require_readable` raises an
-    error. For that, opening a file installs a handler of SIGBUS, also over one that another package
-    has installed meanwhile; other signals and faults go on to that.
+    Thread-safe: nothing changes after opening.
     """
 
     header_type: ClassVar[type[TokensHeader | SuffixesHeader]]
@@ -54,10 +55,10 @@ class MappedFile:
 
     @classmethod
     def open(cls: type[File], path: Path) -> File:
-        """Map the file at `path` and validate its structure; reads only its first and last page.
+        """Map the file at `path` and validate its structure, from its first and last page.
 
         Raises:
-            DatastoreError: the subclass that names what is wrong.
+            DatastoreError: the file is not valid; the subclass says why.
             NativeKernelError: the kernel was not compiled.
         """
         mapping = _map(path)
@@ -73,7 +74,7 @@ class MappedFile:
         return file
 
     def require_tail(self) -> None:
-        """Raise DatastoreFormatError if the tail, of which no checksum knows, is not zero bytes."""
+        """Raise DatastoreFormatError unless the tail, which no checksum covers, is zero bytes."""
         tail = self.raw[-TAIL_SIZE:].tobytes()
         if any(tail):
             raise DatastoreFormatError(
@@ -84,8 +85,9 @@ class MappedFile:
         """Raise an error if the end of the payload is not valid for this kind of file."""
 
     def require_checksum(self) -> None:
-        """Raise DatastoreFormatError unless the payload is the one of the header."""
-        found, expected = hashlib.sha256(self.payload.data), self.header.sha256
+        """Raise DatastoreFormatError unless the payload has the checksum of the header."""
+        found = hashlib.sha256(self.payload.data)
+        expected = self.header.sha256
         if found.digest() != expected:
             raise DatastoreFormatError(
                 "checksum",
@@ -93,9 +95,7 @@ class MappedFile:
             )
 
     def require_readable(self) -> None:
-        """Raise DatastoreUnavailableError if a page could not be
-        read: zeros may have been read in its place.
-        """
+        """Raise DatastoreUnavailableError if zeros were read in place of an unreadable page."""
         if self.mapping.lost:
             found = "unreadable (it was truncated, or its disk fails)"
             raise DatastoreUnavailableError(
@@ -110,13 +110,16 @@ class MappedFile:
 
 @contextmanager
 def regular_file(path: str | Path, buffering: int = -1) -> Iterator[BinaryIO]:
-    """Open a file to read it.
+    """Open a regular file to read it.
 
-    Raises OSError, also for a device, or a pipe, which opening would wait for.
+    Raises:
+        OSError: it cannot be opened, or is no regular file. Of a pipe this is raised at once.
     """
-    with open(
-        path, "rb", buffering, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
-    ) as file:
+
+    def open_at_once(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NONBLOCK)
+
+    with open(path, "rb", buffering, opener=open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
         yield file
@@ -134,9 +137,9 @@ def _map(path: Path) -> FileMapping:
             mapping: FileMapping = kernel.FileMapping(file.fileno(), size)
             return mapping
     except OSError as error:
-        found = (
-            "absent" if isinstance(error, FileNotFoundError) else f"unreadable ({error.strerror})"
-        )
+        found = f"unreadable ({error.strerror})"
+        if isinstance(error, FileNotFoundError):
+            found = "absent"
         raise DatastoreFormatError(
             "missing file", describe(path, "file", found, "a file that the manifest names")
         ) from None

@@ -1,5 +1,6 @@
-"""A partition of a datastore: which of its shards one service reads, so
-that several machines hold what none could.
+"""A partition of a datastore: some of its shards, for one service.
+
+Several machines can serve a datastore that is too large for one.
 """
 
 from __future__ import annotations
@@ -29,11 +30,9 @@ class Partition:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.total:
-            expected = (
-                f"1/{self.total} .. {self.total}/{self.total}"
-                if self.total
-                else "1/1 or more partitions"
-            )
+            expected = "1/1 or more partitions"
+            if self.total > 0:
+                expected = f"1/{self.total} .. {self.total}/{self.total}"
             raise ArgumentError(describe("datastore", "partition", str(self), expected))
 
     @classmethod
@@ -41,30 +40,24 @@ class Partition:
         """Read a text such as `2/4`; raise ArgumentError for another."""
         match = _TEXT.fullmatch(text)
         if match is None:
-            raise ArgumentError(
-                describe(
-                    "datastore",
-                    "partition",
-                    ascii(text),
-                    "a number and how many there are, such as 2/4",
-                )
-            )
+            expected = "the number of a partition and that of all, such as 2/4"
+            raise ArgumentError(describe("datastore", "partition", ascii(text), expected))
         return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.number}/{self.total}"
 
     def select(self, shards: Sequence[ShardRecord], where: Path) -> tuple[ShardRecord, ...]:
-        """Return the shards of this partition, in their order; each shard is in one partition.
+        """Return the shards of this partition, in their order.
 
-        Shards are dealt out, the largest first, each to the partition that has the fewest positions
-        so far, of equal ones the first. So the partitions differ by one shard at most, each corpus
-        is spread over all of them, and what is lost with a partition is some of everything. The
-        outcome depends on the shards alone.
+        Shards are dealt out, the largest first. Each goes to the partition with the fewest
+        positions so far, of equal ones to the first. So each shard is in one partition, and the
+        sizes of partitions differ by one shard at most. Each corpus is spread over all partitions:
+        a lost one costs a little of everything. The outcome depends on the shards alone.
 
         Args:
-            shards: of the whole datastore `where`.
-            where: for messages.
+            shards: of the whole datastore.
+            where: the datastore, for messages.
 
         Raises:
             ArgumentError: there are more partitions than shards.
@@ -72,11 +65,12 @@ class Partition:
         if self.total > len(shards):
             expected = f"at most {len(shards)}, for it has {counted(len(shards), 'shard')}"
             raise ArgumentError(describe(where, "number of partitions", self.total, expected))
+        largest_first = sorted(range(len(shards)), key=lambda index: -shards[index].position_count)
         positions = [0] * self.total
-        chosen = []
-        for index in sorted(range(len(shards)), key=lambda index: -shards[index].position_count):
+        selected = []
+        for index in largest_first:
             emptiest = positions.index(min(positions))
             positions[emptiest] += shards[index].position_count
             if emptiest == self.number - 1:
-                chosen.append(index)
-        return tuple(shards[index] for index in sorted(chosen))
+                selected.append(index)
+        return tuple(shards[index] for index in sorted(selected))

@@ -1,4 +1,4 @@
-"""What a terminal shows: counts with their nouns, tables, any text on one safe line."""
+"""Text for a terminal: counts with their nouns, tables, and any text on one safe line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: "1 token", "2,000 tokens".
 
     Args:
-        number: how many.
-        noun: for one.
-        plural: for any other number, where that is not the noun and an s.
+        number: the count.
+        noun: its noun for 1.
+        plural: its noun for other numbers; None: the noun and an s.
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
@@ -23,10 +23,8 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 def table(rows: Iterable[tuple[str, str]]) -> str:
     """Return names and values in two columns, wrapped at 80 columns between words.
 
-    The values on safe lines.
-
     Args:
-        rows: in order; one without a name goes on with the row before.
+        rows: name and value. A row without a name continues the row before.
     """
     lines = []
     for name, value in rows:
@@ -45,7 +43,7 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `text` on one line, with escapes for what a terminal would obey or hide."""
+    """Return `text` on one line, with escapes for characters that a terminal obeys or hides."""
     joined = " ".join(line.strip() for line in text.splitlines())
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")

@@ -1,4 +1,4 @@
-"""One shard: a tokens file and its suffix array (FORMAT.md, sections 2-4 and 6).
+"""A shard: a tokens file and its suffix array (FORMAT.md, sections 2-4 and 6).
 
 `TokensWriter` and `write_suffixes` write the two files; `Shard.open` maps them and validates their
 structure.
@@ -97,8 +97,11 @@ def encode_symbols(ids: npt.NDArray[np.integer[Any]], vocabulary_size: int) -> b
 
 
 def decode_symbols(raw: npt.NDArray[np.uint8], width: int) -> Symbols:
-    """Return the symbols in the bytes `raw` uint8[width * n] of a
-    tokens file: uint16[n] or uint32[n].
+    """Return the symbols in bytes of a tokens file, uint16[n] or uint32[n].
+
+    Args:
+        raw: uint8[width * n].
+        width: bytes of a symbol, 2 or 3.
     """
     if width == 2:
         return raw.view(">u2").astype(np.uint16)
@@ -134,12 +137,12 @@ def write_suffixes(
     return header
 
 
-def write_file(path: Path, header: bytes, *parts: npt.NDArray[Any], durable: bool) -> None:
-    """Write a file of a shard: its header, payload and tail."""
+def write_file(path: Path, header: bytes, *arrays: npt.NDArray[Any], durable: bool) -> None:
+    """Write a file of a shard: its header, and arrays with its payload and tail."""
     with path.open("wb") as file:
         file.write(header)
-        for part in parts:
-            file.write(part.data)
+        for array in arrays:
+            file.write(array.data)
         if durable:
             file.flush()
             os.fsync(file.fileno())
@@ -196,7 +199,7 @@ class ShardView:
         key_count: keys K.
         width: bytes of one symbol w, 2 or 3.
         bits: bits of one entry b.
-        files: what is mapped; none of a shard in memory.
+        files: the mapped files; a shard in memory has none.
     """
 
     symbols: npt.NDArray[np.uint8]
@@ -224,16 +227,17 @@ class Shard:
 
     @classmethod
     def open(cls, directory: Path, name: str) -> Shard:
-        """Map `name`.tokens and `name`.suffixes in `directory` and check that they belong together.
+        """Map `name`.tokens and `name`.suffixes, and verify that they belong together.
 
         Raises:
-            DatastoreError: the subclass that names what is wrong.
+            DatastoreError: a file is not valid, or belongs to another shard; the subclass says why.
         """
         tokens = TokensFile.open(directory / f"{name}.tokens")
         suffixes = SuffixesFile.open(directory / f"{name}.suffixes")
         where = suffixes.path
         if suffixes.header.tokens_sha256 != tokens.header.sha256:
-            found, expected = suffixes.header.tokens_sha256.hex(), tokens.header.sha256.hex()
+            found = suffixes.header.tokens_sha256.hex()
+            expected = tokens.header.sha256.hex()
             raise DatastoreFormatError(
                 "mixed builds", describe(where, "checksum of its tokens", found, expected)
             )
@@ -250,7 +254,7 @@ class Shard:
         return cls(tokens, suffixes)
 
     def require_checksums(self) -> None:
-        """Raise DatastoreFormatError unless the payloads are those of the headers."""
+        """Raise DatastoreFormatError unless the payloads have the checksums of the headers."""
         self.tokens.require_checksum()
         self.suffixes.require_checksum()
 
@@ -270,9 +274,7 @@ class Shard:
         )
 
     def expect_scattered_reads(self) -> None:
-        """Advise the system not to read ahead, which would evict useful
-        pages if the shard does not fit into memory.
-        """
+        """Advise the system not to read ahead, for a shard that is larger than the memory."""
         for file in (self.tokens, self.suffixes):
             file.mapping.expect_scattered_reads()
 

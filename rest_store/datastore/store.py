@@ -1,6 +1,4 @@
-"""What every datastore answers, frozen or live: the exact queries
-(REST, arXiv 2311.08252, sections 3.1 and 3.2).
-"""
+"""The exact queries of frozen and live datastores (REST, arXiv 2311.08252, 3.1 and 3.2)."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ class Snapshot:
 
     @classmethod
     def closed(cls, path: Path) -> Snapshot:
-        """Return what stands for the shards of the datastore at `path` after `close`."""
+        """Return the snapshot of a closed datastore, whose queries raise DatastoreClosedError."""
         return cls((), cast("NativeKernel", _ClosedKernel(path)))
 
 
@@ -61,7 +59,7 @@ class Store(ABC):
     Attributes:
         path: its directory.
         tokenizer: identity of the tokenizer that its tokens are from.
-        is_live: whether it grows while it is queried, with what a model writes.
+        is_live: whether it takes in documents while it is queried.
 
     A context manager, which `close` ends. A copy is the datastore itself. Thread-safe; queries
     release the GIL.
@@ -109,7 +107,7 @@ class Store(ABC):
         return self.tokenizer.vocabulary_size
 
     def require_readable(self) -> None:
-        """Raise an error if queries would raise it whatever they ask.
+        """Raise the error that every query would raise.
 
         Raises:
             DatastoreClosedError: after `close`.
@@ -147,8 +145,7 @@ class Store(ABC):
         max_suffix: int = 16,
         max_depth: int = 10,
     ) -> TokenTree:
-        """Return the most frequent continuations of the longest
-        suffix match of `context` as a tree.
+        """Return a tree of the most frequent continuations of the longest suffix match.
 
         Counts are exact, over all matches. Nodes come by count, greatest first; of equal counts the
         one with fewer tokens first, of those the lexicographically first (FORMAT.md, section 7).
@@ -178,7 +175,7 @@ class Store(ABC):
     def draft_batch(
         self, contexts: Contexts, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
     ) -> list[TokenTree]:
-        """Return what `draft` returns for each of `contexts`.
+        """Return the answer of `draft` for each of `contexts`.
 
         Args:
             contexts: a sequence of contexts, or an array or tensor int[B, N] with one context per
@@ -205,7 +202,7 @@ class Store(ABC):
         ]
 
     def count(self, tokens: IntSequence) -> int:
-        """Return how often the sequence `tokens` occurs within documents of this datastore.
+        """Return the number of occurrences of `tokens` within documents of this datastore.
 
         Args:
             tokens: 1-D integers, 1 to 96 of them: the longest suffix and the longest continuation.

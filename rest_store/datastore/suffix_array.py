@@ -1,9 +1,8 @@
-"""The suffixes of a shard, sorted by libdivsufsort and packed by
-the compiled kernel (FORMAT.md, section 3).
+"""The suffixes of a shard, sorted by libdivsufsort and packed by the kernel (FORMAT.md, section 3).
 
 The sorter takes the bytes of the tokens file: symbols are big-endian and equally wide, so the order
-of the bytes is that of the symbols, and positions inside a symbol are dropped. Codes that are
-shorter for frequent symbols would sort in 0.8 of the time, and take back most of it.
+of the bytes is that of the symbols, and positions inside a symbol are dropped. Shorter codes for
+frequent symbols would sort in 0.8 of the time, and making them would take back most of it.
 
 Limits: the sorter counts bytes in 32 bits, so a shard has at most 2^30 - 1 positions of two bytes,
 or 715,827,882 of three. The 64-bit sorter is not used.
@@ -81,7 +80,5 @@ def peak_bytes(positions: int, vocabulary_size: int) -> int:
 
 
 def max_positions(vocabulary_size: int) -> int:
-    """Return the most positions that can be sorted: 2^30 - 1 if `V
-    <= 65,535`, otherwise 715,827,882.
-    """
+    """Return the bound on positions of a shard: 2^30 - 1 if `V <= 65,535`, or 715,827,882."""
     return min(MAX_POSITIONS, _MAX_BYTES // token_width(vocabulary_size))

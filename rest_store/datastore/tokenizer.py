@@ -35,22 +35,19 @@ class TokenizerIdentity:
 
     Attributes:
         name: name or path that the user gave; not compared.
-        fingerprint: `"sha256:"` and 64 hexadecimal digits: a hash of what gives token ids their
-            meaning.
+        fingerprint: `"sha256:"` and 64 hexadecimal digits: a hash of the properties that give token
+            ids their meaning (`_meaning`).
         vocabulary_size: the greatest id + 1, over vocabulary and added tokens.
         special_tokens: ids of the control tokens, by their text.
         added_tokens: ids of all added tokens, control tokens or not, by their text.
-        encoding: a hash of the tokens of some texts (`sample_digest`), by which tokenizers differ
-            that split texts otherwise; None: not known, as of datastores that earlier releases
-            built.
-        equivalents: fingerprints that it would have if the mark of a space were written by another
-            of its parts.
-        parts: hashes of the parts of the tokenizer by their names; empty if it is known from a
-            manifest alone.
+        encoding: a hash of the tokens of some texts (`sample_digest`), which differs if a tokenizer
+            splits texts otherwise; None: not known, as of datastores that earlier releases built.
+        equivalents: fingerprints of the same tokenizer with another step that marks spaces.
+        components: hashes of the components of the tokenizer by name; empty if the identity was
+            read from a manifest.
 
-    Equal are identities of which all is equal that the fingerprint, the size and the tokens say;
-    `require_same` compares `encoding`, too. Safe to share between threads; its dictionaries must
-    not be modified.
+    Two identities are equal if fingerprint, size and tokens are equal; `require_same` compares
+    `encoding`, too. Thread-safe; the dictionaries must not be modified.
     """
 
     name: str = field(compare=False)
@@ -62,7 +59,9 @@ class TokenizerIdentity:
     equivalents: frozenset[str] = field(
         default=frozenset(), compare=False, repr=False, kw_only=True
     )
-    parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False, kw_only=True)
+    components: Mapping[str, str] = field(
+        default_factory=dict, compare=False, repr=False, kw_only=True
+    )
 
     @classmethod
     def from_tokenizer_json(
@@ -91,6 +90,7 @@ class TokenizerIdentity:
         meaning = _meaning(
             fields, sorted(vocabulary), scores, [(id_, text) for id_, text, _ in added]
         )
+        components = {**meaning, "pre-tokenizer": fields.get("pre_tokenizer")}
         return cls(
             name=name,
             fingerprint=_digest(meaning),
@@ -101,10 +101,7 @@ class TokenizerIdentity:
             equivalents=frozenset(
                 _digest({**meaning, "normalizer": steps}) for steps in _equivalent_steps(fields)
             ),
-            parts={
-                name: _digest(part)
-                for name, part in {**meaning, "pre-tokenizer": fields.get("pre_tokenizer")}.items()
-            },
+            components={name: _digest(component) for name, component in components.items()},
         )
 
     @classmethod
@@ -145,17 +142,17 @@ class TokenizerIdentity:
         return cls(name, fingerprint, size, dict(special), dict(added), encoding=encoding)
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the `tokenizer` object of the manifest (FORMAT.md,
-        section 5), ready for `json.dump`.
-        """
-        return {
+        """Return the `tokenizer` object of a manifest (FORMAT.md, section 5) for `json.dump`."""
+        fields: dict[str, Any] = {
             "name": self.name,
             "fingerprint": self.fingerprint,
             "vocabulary_size": self.vocabulary_size,
             "special_tokens": dict(self.special_tokens),
             "added_tokens": dict(self.added_tokens),
-            **({} if self.encoding is None else {"encoding": self.encoding}),
         }
+        if self.encoding is not None:
+            fields["encoding"] = self.encoding
+        return fields
 
     def require_same(self, other: TokenizerIdentity, where: object) -> None:
         """Refuse `other` if it is not this tokenizer, with which the datastore was built.
@@ -177,25 +174,26 @@ class TokenizerIdentity:
         missing = self.added_tokens.items() - other.added_tokens.items()
         extra = other.added_tokens.items() - self.added_tokens.items()
         if missing or extra:
-            parts = [
-                f"{word} {_listed(tokens)}"
-                for word, tokens in (("without", missing), ("with", extra))
-                if tokens
-            ]
+            differences = []
+            if missing:
+                differences.append(f"without {_listed(missing)}")
+            if extra:
+                differences.append(f"with {_listed(extra)}")
+            found = " and ".join(differences)
             expected = f"the added tokens of '{self.name}'"
-            raise TokenizerMismatchError(describe(where, what, " and ".join(parts), expected))
+            raise TokenizerMismatchError(describe(where, what, found, expected))
         is_equal = self.fingerprint == other.fingerprint
         if (
             not is_equal
             and other.fingerprint not in self.equivalents
             and self.fingerprint not in other.equivalents
         ):
-            differing = self._differing_parts(other, where) or "vocabulary, merges or normalizer"
+            differing = self._differences(other, where) or "vocabulary, merges or normalizer"
             found = f"{other.fingerprint} ({differing} differ)"
             expected = f"{self.fingerprint} as of '{self.name}'; {_ADVICE}"
             raise TokenizerMismatchError(describe(where, what, found, expected))
         if None not in (self.encoding, other.encoding) and self.encoding != other.encoding:
-            differing = self._differing_parts(other, where) or "normalizer or pre-tokenizer"
+            differing = self._differences(other, where) or "normalizer or pre-tokenizer"
             found = (
                 f"one that writes texts with other tokens of the same vocabulary ({differing}"
                 " differ)"
@@ -204,22 +202,26 @@ class TokenizerIdentity:
                 describe(where, what, found, f"the tokens of '{self.name}'; {_ADVICE}")
             )
 
-    def _differing_parts(self, other: TokenizerIdentity, where: object) -> str:
-        """Return the names of the parts that differ, as far as the
-        datastore at `where` has its tokenizer.
+    def _differences(self, other: TokenizerIdentity, where: object) -> str:
+        """Return the names of the components that differ; "" if those of this one are not known.
+
+        If `where` is a directory, they may be in its `tokenizer.json`.
         """
-        parts = self.parts
-        if not parts and isinstance(where, Path):
+        components = self.components
+        if not components and isinstance(where, Path):
             try:
                 text = (where / "tokenizer.json").read_text(encoding="utf-8")
-                parts = TokenizerIdentity.from_tokenizer_json(text, self.name).parts
+                components = TokenizerIdentity.from_tokenizer_json(text, self.name).components
             except (OSError, ValueError, LookupError, TypeError):
                 return ""
-        names = [name for name, digest in parts.items() if other.parts.get(name, digest) != digest]
-        return ", ".join(name.replace("_", " ") for name in names)
+        names = []
+        for name, digest in components.items():
+            if other.components.get(name, digest) != digest:
+                names.append(name.replace("_", " "))
+        return ", ".join(names)
 
 
-# By what they are computed from, so that a tokenizer that is changed has another one.
+# By serialization and encoding, so that a tokenizer that is changed has another identity.
 _identities: dict[tuple[bytes, str | None], TokenizerIdentity] = {}
 
 
@@ -233,8 +235,8 @@ def identity_of(tokenizer: object, name: str | None = None) -> TokenizerIdentity
         name: of the tokenizer; by default its own.
 
     Returns:
-        The identity. Computing it takes seconds for a large vocabulary. A tokenizer whose
-        serialization was seen before only has to be serialized again, a seventh of that time.
+        The identity. This takes seconds for a large vocabulary. A tokenizer with a known
+        serialization is only serialized again, which takes a seventh of that time.
 
     Raises:
         TokenizerLoadError: as `load_tokenizer`.
@@ -259,13 +261,12 @@ def _meaning(
     scores: list[tuple[int, float]],
     added: list[tuple[int, str]],
 ) -> dict[str, Any]:
-    """Return what gives token ids their meaning: model type,
-    vocabulary, merges, added tokens and normalizer.
+    """Return the properties that give token ids their meaning.
 
-    Its hash does not depend on the order of keys, on merges being written as `"a b"` or as pairs,
-    on added tokens being listed in the vocabulary as well, on a normalizer being wrapped in a
-    sequence of one, on the flags of added tokens, or on padding, truncation, pre-tokenizer,
-    post-processor and decoder.
+    These are the type of the model, vocabulary, merges, added tokens and normalizer. Their hash
+    does not depend on the order of keys, on the form of merges (`"a b"` or pairs), on added tokens
+    in the vocabulary, on a normalizer in a sequence of one, or on the flags of added tokens. Nor
+    does it depend on padding, truncation, pre-tokenizer, post-processor and decoder.
     """
     model = fields["model"]
     return {
@@ -281,17 +282,17 @@ def _meaning(
     }
 
 
-def _digest(part: object) -> str:
-    canonical = json.dumps(part, sort_keys=True, separators=(",", ":"))
+def _digest(value: object) -> str:
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def _equivalent_steps(fields: Mapping[str, Any]) -> Iterator[list[object] | None]:
-    """Yield other normalizers with which a tokenizer of
-    SentencePiece's kind marks spaces as it does.
+    """Yield equivalent normalizers of a tokenizer that marks spaces as SentencePiece does.
 
-    Its file marks them in the normalizer. `transformers` 5 replaces that by a pre-tokenizer,
-    `Metaspace`. Tokens differ only where a text begins with a space, or behind a control token.
+    The tokenizer's file marks spaces in the normalizer. `transformers` 5 replaces that by a
+    pre-tokenizer, `Metaspace`. Tokens differ only at the beginning of a text with a leading space,
+    or behind a control token.
     """
     steps = list(_normalizer_steps(fields.get("normalizer")))
     pre_tokenizer = fields.get("pre_tokenizer") or {}
@@ -316,9 +317,7 @@ def _marking_steps(mark: str) -> list[Any]:
 def _vocabulary(
     vocabulary: Mapping[str, int] | list[list[Any]],
 ) -> tuple[set[tuple[int, str]], list[tuple[int, float]]]:
-    """Return (id, text) of each token, and (id, score) for Unigram,
-    whose ids are indices of its list.
-    """
+    """Return (id, text) of each token, and (id, score) of those of Unigram."""
     if isinstance(vocabulary, Mapping):
         return {(id_, text) for text, id_ in vocabulary.items()}, []
     entries = {(id_, text) for id_, (text, _) in enumerate(vocabulary)}

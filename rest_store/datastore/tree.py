@@ -16,7 +16,7 @@ _Integer = TypeVar("_Integer", bound=np.signedinteger[Any])
 
 
 class SuffixMatch(NamedTuple):
-    """The longest suffix of a context found in a source.
+    """The longest suffix of a context that occurs in a source.
 
     Attributes:
         length: match length in tokens; 0 if even the last token is absent.
@@ -67,40 +67,35 @@ class TokenTree:
         scores: Sequence[float] | npt.NDArray[np.floating[Any]] | None = None,
         origins: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
     ) -> None:
-        columns = [
-            _integers("counts", counts, np.int64),
-            _integers("tokens", tokens, np.int32),
-            _integers("parents", parents, np.int32),
-        ]
-        sizes = (columns[1].size, columns[2].size, columns[0].size)
+        count_column = _integers("counts", counts, np.int64)
+        token_column = _integers("tokens", tokens, np.int32)
+        parent_column = _integers("parents", parents, np.int32)
+        sizes = (token_column.size, parent_column.size, count_column.size)
+        size = sizes[0]
         if len(set(sizes)) > 1:
-            raise ArgumentError(
-                describe(
-                    "draft tree", "length of tokens, parents and counts", sizes, "one and the same"
-                )
-            )
+            what = "length of tokens, parents and counts"
+            raise ArgumentError(describe("draft tree", what, sizes, "one and the same"))
         depths: list[int] = []
-        for node, parent in enumerate(columns[2].tolist()):
+        for node, parent in enumerate(parent_column.tolist()):
             if not -1 <= parent < node:
                 raise ArgumentError(
                     describe("draft tree", f"parent of node {node}", parent, f"-1..{node - 1}")
                 )
             depths.append(1 if parent < 0 else depths[parent] + 1)
+        depth_column = np.array(depths, dtype=np.int32)
+        columns = (count_column, token_column, parent_column, depth_column)
         self.match = match
-        self.packed = b"".join(
-            column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32))
-        )
-        self._scores = (
-            None if scores is None else _numbers("scores", scores).astype(np.float32).tobytes()
-        )
-        self._origins = (
-            None if origins is None else _integers("origins", origins, np.uint8).tobytes()
-        )
-        for what, column, width in (("scores", self._scores, 4), ("origins", self._origins, 1)):
-            if column is not None and len(column) != width * sizes[0]:
-                raise ArgumentError(
-                    describe("draft tree", f"length of {what}", len(column) // width, sizes[0])
-                )
+        self.packed = b"".join(column.tobytes() for column in columns)
+        self._scores = None
+        if scores is not None:
+            score_column = _numbers("scores", scores).astype(np.float32)
+            _require_size("scores", score_column.size, size)
+            self._scores = score_column.tobytes()
+        self._origins = None
+        if origins is not None:
+            origin_column = _integers("origins", origins, np.uint8)
+            _require_size("origins", origin_column.size, size)
+            self._origins = origin_column.tobytes()
 
     @classmethod
     def from_packed(
@@ -110,7 +105,7 @@ class TokenTree:
         scores: bytes | None = None,
         origins: bytes | None = None,
     ) -> TokenTree:
-        """Make a tree of its packed bytes, unchecked.
+        """Return the tree of its packed bytes, which are not validated.
 
         Args:
             packed: as the attribute.
@@ -182,18 +177,17 @@ class TokenTree:
 
     def longest_path(self, tokens: Iterable[int]) -> npt.NDArray[np.int64]:
         """Return the nodes of the longest path that spells the beginning of `tokens`, int64[k]."""
-        by_parent = {
-            (parent, token): node
-            for node, (parent, token) in reversed(
-                list(enumerate(zip(self.parents.tolist(), self.tokens.tolist(), strict=True)))
-            )
-        }
+        child_of: dict[tuple[int, int], int] = {}  # by parent and token; of equals the first
+        for node, key in enumerate(zip(self.parents.tolist(), self.tokens.tolist(), strict=True)):
+            child_of.setdefault(key, node)
         path: list[int] = []
+        last = -1
         for token in tokens:
-            node = by_parent.get((path[-1] if path else -1, int(token)))
-            if node is None:
+            child = child_of.get((last, int(token)))
+            if child is None:
                 break
-            path.append(node)
+            path.append(child)
+            last = child
         return np.array(path, dtype=np.int64)
 
     def __eq__(self, other: object) -> bool:
@@ -210,6 +204,12 @@ class TokenTree:
     def __repr__(self) -> str:
         depth = int(self.depths.max(initial=0))
         return f"TokenTree({counted(len(self), 'node')}, depth {depth}, match={tuple(self.match)})"
+
+
+def _require_size(what: str, found: int, expected: int) -> None:
+    """Raise ArgumentError unless a column has as many elements as the tree has nodes."""
+    if found != expected:
+        raise ArgumentError(describe("draft tree", f"length of {what}", found, expected))
 
 
 def _numbers(

@@ -1,4 +1,4 @@
-"""Validation of what callers hand over, the same in a datastore and in the client of a service."""
+"""Validation of arguments, the same in a datastore and in the client of a service."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "con
         context: 1-D integers: anything that `operator.index` takes, or an array.
         size: at least 1.
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
-        what: how messages name the context.
+        what: name of the context in messages.
 
     Raises:
         QueryError: `context` is not 1-D integers or is empty, or one of these tokens is outside the
@@ -42,7 +42,8 @@ def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "con
             tokens = list(map(operator.index, context[-size:]))
         else:
             array = np.asarray(context)
-            tokens = array[-size:].tolist() if array.ndim == 1 and array.dtype.kind in "iu" else []
+            is_valid = array.ndim == 1 and array.dtype.kind in "iu"
+            tokens = array[-size:].tolist() if is_valid else []
         if tokens and min(tokens) >= 0 and max(tokens) < vocabulary_size:
             return tokens
     except (TypeError, ValueError):
@@ -51,10 +52,7 @@ def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "con
 
 
 def tails(contexts: Contexts, size: int, vocabulary_size: int) -> list[list[int]]:
-    """Return what `tail` returns for each of `contexts`.
-
-    Messages name the index of a faulty one.
-    """
+    """Return the answer of `tail` for each of `contexts`. Errors name the index of the context."""
     return [
         tail(context, size, vocabulary_size, f"context {index}")
         for index, context in enumerate(batch(contexts))
@@ -66,17 +64,15 @@ def batch(contexts: Contexts) -> list[IntSequence]:
     try:
         return list(contexts)
     except TypeError:
-        found, expected = type(contexts).__name__, "a sequence of contexts"
+        found = type(contexts).__name__
+        expected = "a sequence of contexts"
         raise ContextTypeError(describe("query", "contexts", found, expected)) from None
 
 
 def check_int(
     name: str, value: Any, maximum: int, *, minimum: int = 1, where: str = "query"
 ) -> int:
-    """Return the limit `value` as an int; raise ArgumentError unless it is one of minimum ..
-
-    maximum.
-    """
+    """Return `value` as an int; raise ArgumentError unless it is in `minimum .. maximum`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -89,7 +85,7 @@ def check_int(
 def real(value: object) -> float:
     """Return `value` as a float.
 
-    NaN, which lies in no range, unless it is a real number that a float can hold.
+    If it is not a real number that a float can hold, return NaN, which lies in no range.
     """
     if not isinstance(value, Real) or isinstance(value, bool):
         return math.nan
@@ -129,12 +125,12 @@ def document_tokens(
 
     Args:
         tokens: 1-D integers, at least one.
-        index: of the document among those added, for messages.
+        index: of the document, for messages.
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
-        expected: what a document may be, for messages.
+        expected: description of a document, for messages.
 
     Raises:
-        DocumentError: no tokens, or something else.
+        DocumentError: `tokens` is empty, or not 1-D integers.
         QueryError: a token is outside the vocabulary.
     """
     what = f"document {index}"
@@ -156,14 +152,14 @@ def document_tokens(
 
 
 def new_ids(documents: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
-    """Return an id for each of `documents`: those of `ids`, or new ones.
+    """Return `ids`, one for each of `documents`; None: new ids.
 
     Raises:
-        DocumentError: `documents` is no sequence, or `ids` are not one for each, or invalid.
+        DocumentError: `documents` is not a sequence, an id is not valid, or there is not one id for
+            each document.
     """
-    is_sequence = isinstance(documents, Sequence | np.ndarray) and not isinstance(
-        documents, str | bytes
-    )
+    is_text = isinstance(documents, str | bytes)
+    is_sequence = isinstance(documents, Sequence | np.ndarray) and not is_text
     if not is_sequence or getattr(documents, "ndim", 1) == 0:
         raise DocumentError(
             describe("add", "documents", f"a {type(documents).__name__}", "a sequence of documents")
@@ -177,7 +173,7 @@ def new_ids(documents: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
 
 
 def document_ids(where: str, ids: Sequence[str], what: str = "an id") -> list[str]:
-    """Return `ids` as a list; raise DocumentError unless each may be the id of a document."""
+    """Return `ids` as a list; raise DocumentError unless each is a valid id of a document."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
         raise DocumentError(describe(where, "ids", f"a {type(ids).__name__}", "a sequence of ids"))
     for id in ids:
@@ -188,17 +184,14 @@ def document_ids(where: str, ids: Sequence[str], what: str = "an id") -> list[st
 
 
 def label(where: str, what: str, value: str) -> str:
-    """Return a namespace or a group, which may be empty.
-
-    Raise DocumentError unless it is a text like an id.
-    """
+    """Return a namespace or a group; raise DocumentError unless it is "" or valid like an id."""
     if value != "":
         document_ids(where, [value], what)
     return value
 
 
 def epoch_number(epoch: int) -> int:
-    """Return the epoch of documents to be added; raise ArgumentError unless it may be one."""
+    """Return the epoch of documents; raise ArgumentError if it is out of range."""
     return check_int("epoch", epoch, _MAX_EPOCH, minimum=0, where="add")
 
 
@@ -215,7 +208,7 @@ def too_many_tokens(size: int) -> ArgumentError:
 
 
 def _fault(context: object, size: int, vocabulary_size: int, what: str) -> QueryError:
-    """Return the error that says why the last `size` tokens of `context` were refused."""
+    """Return an error that names the fault in the last `size` tokens of `context`."""
     try:
         array: npt.NDArray[Any] = np.asarray(context)
     except (TypeError, ValueError):  # ragged
@@ -228,7 +221,7 @@ def _fault(context: object, size: int, vocabulary_size: int, what: str) -> Query
             return QueryError(
                 describe("query", f"token id in {what}", token, f"0..{vocabulary_size - 1}")
             )
-    found = (
-        f"{array.ndim}-D {array.dtype}" if array.dtype != object else f"a {type(context).__name__}"
-    )
+    found = f"{array.ndim}-D {array.dtype}"
+    if array.dtype == object:
+        found = f"a {type(context).__name__}"
     return ContextTypeError(describe("query", what, found, "1-D integers"))

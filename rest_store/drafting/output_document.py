@@ -1,4 +1,4 @@
-"""What a live datastore keeps of an output."""
+"""An output as a document of a live datastore."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# Tokens of the prompt that are kept in front of the output: as many as a session looks for by
-# default, so that the first token of the output is found after the longest suffix of the same
-# prompt. No more: prompts are others' text.
+# Tokens of the prompt in front of the output: as many as a session looks for by default, so that
+# the first token of the output follows the longest suffix of the same prompt. No more, since
+# prompts are the text of others.
 PROMPT_TOKENS = 16
 MIN_TOKENS = 4  # shorter outputs save no forward pass that is worth a commit
 
@@ -20,9 +20,9 @@ class OutputDocument(NamedTuple):
     """An output as a document.
 
     Attributes:
-        id: the same for the same tokens, so that what is written again and again is kept once.
-        tokens: int32[n], the end of the prompt and the output. An end token is one of them, since
-            the place where a text ends is drafted too.
+        id: the same for the same tokens, so that a text that is written again is stored once.
+        tokens: int32[n], the end of the prompt and the output. They include an end token, so that
+            the end of a text is drafted, too.
         group: as of `LiveDatastore.add`. The same tokens in another group, or of another epoch, are
             another document.
         epoch: likewise.
@@ -34,13 +34,13 @@ class OutputDocument(NamedTuple):
     epoch: int = 0
 
     @classmethod
-    def of(
+    def from_output(
         cls, prompt: Sequence[int], output: Sequence[int], group: str = "", epoch: int = 0
     ) -> OutputDocument | None:
         """Return the document of `output`; None if it is too short to be worth one.
 
         Args:
-            prompt: token ids before the output; only the last `PROMPT_TOKENS` are kept.
+            prompt: token ids before the output; only the last `PROMPT_TOKENS` are stored.
             output: token ids, without padding.
             group: of the document.
             epoch: of the document.

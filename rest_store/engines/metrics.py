@@ -1,6 +1,4 @@
-"""What a drafter inside an engine has done so far: as totals, lines
-of a log, and Prometheus counters.
-"""
+"""The work of a drafter inside an engine: totals, lines of a log, and Prometheus counters."""
 
 from __future__ import annotations
 
@@ -9,13 +7,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from rest_store.datastore.render import counted
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.errors import error_text
 
-COUNTERS = {  # name: (label, what is counted)
+COUNTERS = {  # name: (label, description)
     "draft_tokens": ("", "Draft tokens verified."),
     "accepted_tokens": ("", "Draft tokens accepted."),
     "source_draft_tokens": ("source", "Draft tokens verified that a source proposed."),
@@ -26,13 +24,15 @@ COUNTERS = {  # name: (label, what is counted)
     "remembered_documents": ("", "Outputs added to the live datastore."),
     "dropped_documents": ("", "Outputs that could not be added."),
 }
-_MAX_REASONS, _MAX_REASON_LENGTH = 16, 200
+_MAX_REASONS = 16  # errors that are logged
+_MAX_REASON_LENGTH = 200  # characters
 
-Totals = Counter[tuple[str, str]]  # by name and label; the label is "" where a counter has none
+# By name and label; the label is "" where a counter has none.
+Totals: TypeAlias = Counter[tuple[str, str]]
 
 
 class EngineMetrics:
-    """Counts, and tells others from time to time. One thread at a time.
+    """Counts the work, and publishes the counters from time to time. One thread at a time.
 
     Where engine and server are two processes, the server sees the counters only in the multiprocess
     mode of prometheus_client: the environment variable `PROMETHEUS_MULTIPROC_DIR` names an empty
@@ -42,12 +42,12 @@ class EngineMetrics:
         sources: names of the sources, by their index in sessions.
         log: gets lines, and a warning for each kind of error.
         interval: seconds between lines.
-        labels: labels of the Prometheus metrics, such as the number of the engine; the names of
-            labels are the same in all of a process. None: nothing is exported.
-        clock: seconds that pass.
+        labels: labels of the Prometheus metrics, such as the number of the engine. All metrics of a
+            process have the same names of labels. None: nothing is exported.
+        clock: returns the time in seconds.
 
     Attributes:
-        documents: the outcome of documents that were queued and are not counted yet.
+        documents: counts of queued documents whose outcome is not counted yet.
     """
 
     def __init__(
@@ -68,8 +68,9 @@ class EngineMetrics:
         # Sources as a bitmask, whether accepted.
         self._verified: Counter[tuple[int, bool]] = Counter()
         self._reasons: set[str] = set()
-        self._logged_at, self._logged = clock(), self.totals()
-        self._exported = self.totals()
+        self._logged_at = clock()
+        self._logged: Totals = Counter()
+        self._exported: Totals = Counter()
 
     def count(self, name: str, amount: float = 1, label: str = "") -> None:
         """Add to a counter of `COUNTERS`."""
@@ -79,82 +80,106 @@ class EngineMetrics:
         """Count the verified draft tokens of a request.
 
         Args:
-            origins: of each, the sources that proposed it, as a bitmask.
-            accepted: which of them the model also produced, by their index.
+            origins: for each draft token, the sources that proposed it, as a bitmask.
+            accepted: indices of the draft tokens that the model also produced.
         """
-        self._verified.update((sources, i in accepted) for i, sources in enumerate(origins))
+        for index, sources in enumerate(origins):
+            self._verified[sources, index in accepted] += 1
 
     def count_error(self, where: str, error: BaseException | str) -> None:
-        """Count an error, and log it if it is new, and one of the first few.
+        """Count an error, and log it if it is new and one of the first few.
 
         Args:
-            where: a word for what failed.
-            error: why.
+            where: a word for the place of the error.
+            error: the error, or its text.
         """
         self.count("errors", label=where)
-        reason = " ".join(
-            (error if isinstance(error, str) else error_text(error))[:_MAX_REASON_LENGTH].split()
-        )
+        text = error if isinstance(error, str) else error_text(error)
+        reason = " ".join(text[:_MAX_REASON_LENGTH].split())  # on one line
         if reason not in self._reasons and len(self._reasons) < _MAX_REASONS:
             self._reasons.add(reason)
             self._log.warning("rest-store: no drafts (%s): %s; said once", where, reason)
 
     def totals(self) -> Totals:
         """Return all counters."""
-        for counts in filter(lambda counts: counts.is_decided, self.documents):
-            self._counts["remembered_documents", ""] += counts.added
-            self._counts["dropped_documents", ""] += counts.dropped
-        self.documents = [counts for counts in self.documents if not counts.is_decided]
+        self._count_decided_documents()
         totals = self._counts.copy()
         for (sources, is_accepted), count in self._verified.items():
-            for kind in ("draft", "accepted") if is_accepted else ("draft",):
-                totals[f"{kind}_tokens", ""] += count
-                for i, source in enumerate(self._sources):
-                    totals[f"source_{kind}_tokens", source] += count * (sources >> i & 1)
+            names = [source for place, source in enumerate(self._sources) if sources >> place & 1]
+            totals["draft_tokens", ""] += count
+            for name in names:
+                totals["source_draft_tokens", name] += count
+            if is_accepted:
+                totals["accepted_tokens", ""] += count
+                for name in names:
+                    totals["source_accepted_tokens", name] += count
         return totals
 
+    def _count_decided_documents(self) -> None:
+        undecided = []
+        for counts in self.documents:
+            if counts.is_decided:
+                self._counts["remembered_documents", ""] += counts.added
+                self._counts["dropped_documents", ""] += counts.dropped
+            else:
+                undecided.append(counts)
+        self.documents = undecided
+
     def publish(self, sessions: int) -> None:
-        """Export the counters, and write a line if it is time and something has happened.
+        """Export the counters, and log a line if it is time and there were steps.
 
         Args:
             sessions: open now.
         """
         totals = self.totals()
         if self._labels is not None:
-            counters, gauge = _metrics(tuple(self._labels))
-            for (name, label), amount in (totals - self._exported).items():
-                own = {COUNTERS[name][0]: label} if label else {}
-                counters[name].labels(**self._labels, **own).inc(amount)
-            gauge.labels(**self._labels).set(sessions)
-            self._exported = totals
-        if self._clock() - self._logged_at >= self._interval:
+            self._export(totals, sessions, self._labels)
+        now = self._clock()
+        if now - self._logged_at >= self._interval:
             new = totals - self._logged
             if new["steps", ""]:
-                self._log.info("rest-store: %s", line(new, sessions))
-            self._logged_at, self._logged = self._clock(), totals
+                self._log.info("rest-store: %s", summary_line(new, sessions))
+            self._logged_at = now
+            self._logged = totals
+
+    def _export(self, totals: Totals, sessions: int, labels: Mapping[str, str]) -> None:
+        counters, gauge = _metrics(tuple(labels))
+        for (name, label), amount in (totals - self._exported).items():
+            all_labels = dict(labels)
+            if label:
+                all_labels[COUNTERS[name][0]] = label
+            counters[name].labels(**all_labels).inc(amount)
+        gauge.labels(**labels).set(sessions)
+        self._exported = totals
 
 
-def line(totals: Totals, sessions: int) -> str:
-    """Return a line about what was counted in some time, and the sessions that are open."""
-
-    def by_label(name: str) -> str:
-        return ", ".join(
-            f"{label} {total}"
-            for (counter, label), total in sorted(totals.items())
-            if counter == name
-        )
-
-    drafted, accepted = totals["draft_tokens", ""], totals["accepted_tokens", ""]
-    parts = [f"{counted(drafted, 'draft token')}, {accepted} accepted"]
-    if sources := by_label("source_accepted_tokens"):
-        parts.append(f"by source: {sources}")
+def summary_line(totals: Totals, sessions: int) -> str:
+    """Return a line about the counters of some time, and the sessions that are open."""
+    drafted = totals["draft_tokens", ""]
+    accepted = totals["accepted_tokens", ""]
+    phrases = [f"{counted(drafted, 'draft token')}, {accepted} accepted"]
+    by_source = _by_label(totals, "source_accepted_tokens")
+    if by_source:
+        phrases.append(f"by source: {by_source}")
+    phrases.append(counted(sessions, "session"))
     milliseconds = 1e3 * totals["seconds", ""] / max(1, totals["steps", ""])
-    parts += [counted(sessions, "session"), f"{milliseconds:.2f} ms a step"]
-    if remembered := totals["remembered_documents", ""]:
-        parts.append(f"{counted(remembered, 'output')} remembered")
-    if errors := by_label("errors"):
-        parts.append(f"errors: {errors}")
-    return "; ".join(parts)
+    phrases.append(f"{milliseconds:.2f} ms a step")
+    remembered = totals["remembered_documents", ""]
+    if remembered:
+        phrases.append(f"{counted(remembered, 'output')} remembered")
+    errors = _by_label(totals, "errors")
+    if errors:
+        phrases.append(f"errors: {errors}")
+    return "; ".join(phrases)
+
+
+def _by_label(totals: Totals, name: str) -> str:
+    """Return one counter's totals by label, as text."""
+    texts = []
+    for (counter, label), total in sorted(totals.items()):
+        if counter == name:
+            texts.append(f"{label} {total}")
+    return ", ".join(texts)
 
 
 @functools.cache
@@ -163,10 +188,11 @@ def _metrics(labels: tuple[str, ...]) -> tuple[dict[str, Any], Any]:
     from prometheus_client import Counter, Gauge
 
     prefix = "rest_store_engine_"
-    counters = {
-        name: Counter(prefix + name, text, [*labels, *([label] if label else [])])
-        for name, (label, text) in COUNTERS.items()
-    }
-    return counters, Gauge(
+    counters = {}
+    for name, (label, description) in COUNTERS.items():
+        all_labels = [*labels, label] if label else list(labels)
+        counters[name] = Counter(prefix + name, description, all_labels)
+    sessions = Gauge(
         prefix + "sessions", "Sessions open now.", labels, multiprocess_mode="mostrecent"
     )
+    return counters, sessions

@@ -1,4 +1,4 @@
-"""Drafts for the requests of a serving engine: whatever happens, the engine gets trees."""
+"""Drafts for the requests of a serving engine; a fault costs drafts, and never a step."""
 
 from __future__ import annotations
 
@@ -8,44 +8,63 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import check_int, label
 from rest_store.drafting.batch import accept_all, draft_all
-from rest_store.drafting.costs import Pauses
+from rest_store.drafting.draft_policy import Pauses
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, add_to, earlier, remember
 from rest_store.drafting.session import DraftSession
 from rest_store.engines.metrics import EngineMetrics
-from rest_store.engines.request import EngineRequest, NewRequest, StepRequest
+from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import describe
 
-_WORK_SECONDS = 0.5
-# Without a draft, longer than most prompts are read for: some engines tell of no end at rest.
+_WORK_SECONDS = 0.5  # between calls of `work`
+# Seconds without a draft after which the engine is idle; most prompts are read faster. Some engines
+# report the end of their last request only with the next one.
 _IDLE_SECONDS = 10.0
-NO_TREE = TokenTree([], [], [], scores=[], origins=[])
+_MIN_SECONDS = 1e-6
+_MAX_EPOCH = 2**62
 
-_Asked = TypeVar("_Asked", bound=tuple[Any, ...])
+_Job = TypeVar("_Job", bound=tuple[Any, ...])
 _Result = TypeVar("_Result")
 
 
+class _Grown(NamedTuple):
+    """A request whose session is to accept the tokens of a step."""
+
+    request: EngineRequest
+    session: DraftSession
+    step: StepRequest
+
+
+class _Wanted(NamedTuple):
+    """A request whose session is to draft, and its place in the step."""
+
+    request: EngineRequest
+    session: DraftSession
+    place: int
+    max_nodes: int
+
+
 class RequestDrafter:
-    """A session for each request of an engine, known by the engine's own id.
+    """A session for each request of an engine, by the engine's own id.
 
     No method raises anything but interrupts: a fault costs drafts, and is counted.
 
     Args:
-        sources: what sessions draft from; closed with this.
-        metrics: counts what is done.
+        sources: the sources of all sessions; closed with this.
+        metrics: counts the work.
         vocabulary_size: token ids of the model.
         clock: returns the time in seconds.
 
     Attributes:
-        before_rest: called before outputs are remembered because the engine rests or ends, and
-            without a lock of this: what steps have written is taken in, where that is done a step
-            late; None: nothing is late.
+        before_rest: called, without a lock of this, before outputs are remembered because the
+            engine is idle or ends. An engine whose steps are read a step late reads the last one
+            then; None: no step is read late.
 
     Thread-safe. A thread of its own calls `work` until `close`.
     """
@@ -65,16 +84,17 @@ class RequestDrafter:
         self._clock = clock
         self._requests: dict[str, EngineRequest] = {}
         self._services = Pauses()
-        self._returned = clock()  # when the latest draft was made
-        self._waited = 0.0  # seconds, for services in the latest step
-        # Requests that wrote since then; tokens that services alone brought them.
-        self._written = self._of_services = 0
+        self._drafted_at = clock()  # the time of the latest draft
+        self._waited = 0.0  # seconds that the latest draft waited for services
+        # Since the latest draft: requests that wrote tokens, and tokens that they owe to services.
+        self._written = 0
+        self._from_services = 0
         self._lock = threading.RLock()
         self._closed = threading.Event()
-        keeper = threading.Thread(
+        worker = threading.Thread(
             target=_work, args=(weakref.ref(self), self._closed), name="rest-store", daemon=True
         )
-        keeper.start()
+        worker.start()
 
     def length(self, id: str) -> int:
         """Return the tokens of a request's text, 0 if it is unknown."""
@@ -94,29 +114,29 @@ class RequestDrafter:
                 self.metrics.count_error("begin", error)
 
     def _prepared(self, request: NewRequest) -> NewRequest:
-        """Return a request with references as token ids, those of its group first.
+        """Return a request with its references as token ids, after the documents of its group.
 
-        What is malformed is left out.
+        Malformed arguments are left out.
         """
-        failed = partial(self.metrics.count_error, "references")
+        report = partial(self.metrics.count_error, "references")
         try:
             label("request", "a group", request.group)
-            check_int("epoch", request.epoch, 2**62, minimum=0, where="request")
+            check_int("epoch", request.epoch, _MAX_EPOCH, minimum=0, where="request")
         except Exception as error:
-            failed(error)
+            report(error)
             request = request._replace(group="", epoch=0)
-        references = earlier(self._sources.target, request.group, failed)
+        references = earlier(self._sources.target, request.group, report)
         try:
             references += self._sources.encoded(request.references)
         except Exception as error:
-            failed(error)
+            report(error)
         return request._replace(references=references)
 
     def draft(self, steps: Sequence[StepRequest], shape: str = "tree") -> list[TokenTree]:
         """Return the draft of each request for its next step.
 
         Args:
-            steps: different requests; those that are unknown get no draft.
+            steps: different requests; unknown ones get no draft.
             shape: "tree" or "chain".
 
         Returns:
@@ -132,16 +152,13 @@ class RequestDrafter:
             except Exception as error:
                 trees = [NO_TREE] * len(steps)
                 self._start_over(error)
-            self._returned = self._clock()
+            self._drafted_at = self._clock()
             self.metrics.count("steps")
-            self.metrics.count("seconds", self._returned - began)
+            self.metrics.count("seconds", self._drafted_at - began)
         return trees
 
     def accept(self, steps: Sequence[StepRequest]) -> None:
-        """Take in what requests have written, where no draft is asked for.
-
-        `draft` does so itself.
-        """
+        """Accept the tokens of a step without asking for drafts; `draft` does both."""
         began = self._clock()
         with self._lock:
             try:
@@ -151,119 +168,123 @@ class RequestDrafter:
             self.metrics.count("seconds", self._clock() - began)
 
     def _accept(self, steps: Sequence[StepRequest]) -> None:
-        """Count what became of the drafts that the engine verified,
-        and have sessions accept what was written.
-        """
-        grown: list[tuple[EngineRequest, DraftSession, StepRequest]] = []
+        """Append the tokens of a step to texts and sessions, and count the accepted drafts."""
+        grown: list[_Grown] = []
         for step in steps:
-            if not step.tokens.size or (request := self._requests.get(step.id)) is None:
+            request = self._requests.get(step.id)
+            if request is None or not step.tokens.size:
                 continue
-            origins, accepted = request.verified(step)
+            origins, accepted = request.accepted_nodes(step)
             self.metrics.count_draft(origins, accepted)
-            # From the first node on that only services proposed, something else would have been
-            # drafted here.
-            here = (i for i, node in enumerate(accepted) if not origins[node] & self._sources.here)
-            self._of_services += len(accepted) - next(here, len(accepted))
+            self._from_services += self._owed_to_services(origins, accepted)
             self._written += 1
             request.extend(step.tokens)
             request.drafted = None
             if request.session is not None:
-                grown.append((request, request.session, step))
+                grown.append(_Grown(request, request.session, step))
+        self._isolated(grown, _accept_grown)
 
-        def accept(some: Sequence[tuple[EngineRequest, DraftSession, StepRequest]]) -> list[bool]:
-            accept_all(
-                [session for _, session, _ in some],
-                [step.tokens for _, _, step in some],
-                [step.top_k for _, _, step in some],
-                node_top_k=[step.node_top_k for _, _, step in some],
-            )
-            return [True] * len(some)
+    def _owed_to_services(self, origins: Sequence[int], accepted: Sequence[int]) -> int:
+        """Return how many accepted draft tokens would not have been there without services.
 
-        self._isolated(grown, accept)
+        From the first node on that only services proposed, the sources here would have drafted
+        other tokens.
+        """
+        for place, node in enumerate(accepted):
+            if not origins[node] & self._sources.here:
+                return len(accepted) - place
+        return 0
 
     def _isolated(
-        self, asked: Sequence[_Asked], call: Callable[[Sequence[_Asked]], Sequence[_Result]]
+        self, jobs: Sequence[_Job], call: Callable[[Sequence[_Job]], Sequence[_Result]]
     ) -> list[_Result | None]:
-        """Do something for all sessions at once, and for one after the
-        other if that fails: a fault costs one request.
+        """Do a job of all sessions at once, or of one after the other if that fails.
+
+        So a fault costs one request. If it fails for this request alone, too, its session is
+        closed: for good if it does not fail for others, so that it fails no more.
 
         Args:
-            asked: the request of each, its session, and more. If it fails for this one alone, too,
-                the session is closed: for good if it does not fail for others, so that it fails no
-                more.
-            call: does it for some of `asked`; if it raises, it has done nothing.
+            jobs: the request of each, its session, and more.
+            call: does some of the jobs; if it raises, it has done nothing.
 
         Returns:
-            What `call` returns for each; None: it failed.
+            The result of `call` for each job; None: it failed.
         """
+        if not jobs:
+            return []
         try:
-            return list(call(asked)) if asked else []
+            return list(call(jobs))
         except Exception as error:
             self.metrics.count_error("propose", error)
-        results: list[_Result | None] = [None] * len(asked)
-        for index in range(len(asked) if len(asked) > 1 else 0):
-            # As the one that was counted, or another fault of the same request.
-            with suppress(Exception):
-                results[index] = next(iter(call(asked[index : index + 1])))
-        for (request, *_), result in zip(asked, results, strict=True):
+        results: list[_Result | None] = [None] * len(jobs)
+        if len(jobs) > 1:
+            for index, job in enumerate(jobs):
+                # An error is the one that was counted, or another fault of the same request.
+                with suppress(Exception):
+                    [results[index]] = call([job])
+        any_succeeded = any(result is not None for result in results)
+        for (request, *_), result in zip(jobs, results, strict=True):
             if result is None:
                 self._close_session(request)
-                request.is_given_up = any(other is not None for other in results)
+                request.is_given_up = any_succeeded
         return results
 
     def _draft(
         self, steps: Sequence[StepRequest], shape: str, began: float, trees: list[TokenTree]
     ) -> None:
-        if self._waited:
-            seconds = max(began - self._returned, 1e-6)
-            self._services.settle(
-                self._of_services / max(1, self._written) - self._waited / seconds
-            )
-            self._waited = 0.0
-        self._written = self._of_services = 0
-        # With its place and its most nodes.
-        asked: list[tuple[EngineRequest, DraftSession, int, int]] = []
+        """Put the draft of each step into `trees`."""
+        self._settle_services(began)
+        wanted: list[_Wanted] = []
         for index, step in enumerate(steps):
             request = self._requests.get(step.id)
-            if (
-                request is not None
-                and step.max_nodes > 0
-                and (session := self._session(request)) is not None
-            ):
-                asked.append((request, session, index, step.max_nodes))
-        if not asked:
+            if request is None or step.max_nodes <= 0:
+                continue
+            session = self._session(request)
+            if session is not None:
+                wanted.append(_Wanted(request, session, index, step.max_nodes))
+        if not wanted:
             return
         services = self._services.ends()
 
-        def drafted(
-            some: Sequence[tuple[EngineRequest, DraftSession, int, int]],
-        ) -> list[TokenTree]:
-            sessions, most = (
-                [session for _, session, _, _ in some],
-                [most for _, _, _, most in some],
-            )
-            return draft_all(sessions, most, shape=shape, services=services)
+        def drafted(some: Sequence[_Wanted]) -> list[TokenTree]:
+            sessions = [one.session for one in some]
+            max_nodes = [one.max_nodes for one in some]
+            return draft_all(sessions, max_nodes, shape=shape, services=services)
 
-        for (request, session, index, _), tree in zip(
-            asked, self._isolated(asked, drafted), strict=True
-        ):
+        for one, tree in zip(wanted, self._isolated(wanted, drafted), strict=True):
             if tree is None:
                 continue
-            for absence in session.statistics.absent.values():
+            for absence in one.session.statistics.absent.values():
                 self.metrics.count_error("source", absence.reason)
-            if (
-                len(tree)
-                and not 0 <= tree.tokens.min() <= tree.tokens.max() < self._vocabulary_size
-            ):
-                expected = f"0..{self._vocabulary_size - 1}"
-                self.metrics.count_error(
-                    "tokens", describe("draft", "token id", int(tree.tokens.max()), expected)
-                )
-                self._close_session(request)
-                request.is_given_up = True
+            if self._is_of_vocabulary(tree):
+                one.request.drafted = tree
+                trees[one.place] = tree
             else:
-                request.drafted = trees[index] = tree
-        self._waited = sum(session.statistics.waited for _, session, _, _ in asked)
+                self._close_session(one.request)
+                one.request.is_given_up = True
+        self._waited = sum(one.session.statistics.waited for one in wanted)
+
+    def _settle_services(self, now: float) -> None:
+        """Compare the tokens that services brought to the latest step with its wait for them."""
+        if self._waited:
+            seconds = max(now - self._drafted_at, _MIN_SECONDS)
+            tokens = self._from_services / max(1, self._written)
+            self._services.settle(tokens - self._waited / seconds)
+        self._waited = 0.0
+        self._written = 0
+        self._from_services = 0
+
+    def _is_of_vocabulary(self, tree: TokenTree) -> bool:
+        """Return whether the model has all tokens of a tree; count an error if not."""
+        if not len(tree):
+            return True
+        smallest = int(tree.tokens.min())
+        greatest = int(tree.tokens.max())
+        if smallest >= 0 and greatest < self._vocabulary_size:
+            return True
+        expected = f"0..{self._vocabulary_size - 1}"
+        self.metrics.count_error("tokens", describe("draft", "token id", greatest, expected))
+        return False
 
     def _session(self, request: EngineRequest) -> DraftSession | None:
         """Return the session of a request, which is opened if it is not yet; None if that fails."""
@@ -275,45 +296,46 @@ class RequestDrafter:
         return request.session
 
     def finish(self, ids: Iterable[str]) -> None:
-        """End requests: what they wrote is remembered, and their sessions are closed.
-
-        Unknown ids are skipped.
-        """
+        """End requests: remember their outputs, and close their sessions. Skip unknown ids."""
         with self._lock:
-            ended = [request for id in ids if (request := self._requests.pop(id, None)) is not None]
+            ended = []
+            for id in ids:
+                request = self._requests.pop(id, None)
+                if request is not None:
+                    ended.append(request)
             self._remember(ended)
             for request in ended:
                 self._close_session(request)
 
     def _remember(self, requests: Iterable[EngineRequest]) -> None:
-        """Queue what requests wrote to be remembered.
-
-        What was remembered before is not added again.
-        """
+        """Queue the outputs of requests since their last documents to be remembered."""
+        target = self._sources.target
+        if target is None:
+            return
         try:
-            if self._sources.target is not None and (documents := self._documents(requests)):
+            documents = self._documents(requests)
+            if documents:
                 counts = RememberCounts()
                 self.metrics.documents.append(counts)
-                remember(self._sources.target, documents, counts)
+                remember(target, documents, counts)
         except Exception as error:
             self.metrics.count_error("remember", error)
 
     def _documents(self, requests: Iterable[EngineRequest]) -> list[OutputDocument]:
-        """Return what requests wrote, the same text once."""
+        """Return the outputs of requests as documents, equal texts once."""
         documents: dict[str, OutputDocument] = {}
         for request in requests:
             try:
-                if (document := request.document()) is not None:
-                    documents[document.id] = document
+                document = request.document()
             except Exception as error:  # of one request
                 self.metrics.count_error("remember", error)
+                continue
+            if document is not None:
+                documents[document.id] = document
         return list(documents.values())
 
     def drop(self, ids: Iterable[str]) -> None:
-        """Close the sessions of requests that the engine puts off, and forget them.
-
-        They begin anew.
-        """
+        """Close the sessions of requests that the engine puts off. These begin anew later."""
         with self._lock:
             for id in ids:
                 self._close_session(self._requests.pop(id, None))
@@ -331,11 +353,12 @@ class RequestDrafter:
             request.session.close()
         except Exception as error:
             self.metrics.count_error("close", error)
-        request.session = request.drafted = None
+        request.session = None
+        request.drafted = None
 
     def work(self) -> None:
-        """Remember what was written when the engine rests, and tell others what was done."""
-        if self._clock() - self._returned >= _IDLE_SECONDS:
+        """Remember outputs when the engine is idle, and publish the metrics."""
+        if self._clock() - self._drafted_at >= _IDLE_SECONDS:
             self._rest()
             with self._lock:
                 self._remember(self._requests.values())
@@ -343,9 +366,11 @@ class RequestDrafter:
             self.metrics.publish(len(self._requests))
 
     def _rest(self) -> None:
+        before_rest = self.before_rest
+        if before_rest is None:
+            return
         try:
-            if (before_rest := self.before_rest) is not None:
-                before_rest()
+            before_rest()
         except Exception as error:
             self.metrics.count_error("rest", error)
 
@@ -361,8 +386,9 @@ class RequestDrafter:
             for request in self._requests.values():
                 self._close_session(request)
             self._requests.clear()
-            if documents and (target := self._sources.target) is not None:
-                try:  # at the end of a program, no thread of a queue starts any more
+            target = self._sources.target
+            if documents and target is not None:
+                try:  # not queued: at the end of a program, no thread starts any more
                     add_to(target, documents)
                 except Exception as error:
                     self.metrics.count_error("remember", error)
@@ -372,8 +398,19 @@ class RequestDrafter:
                 self.metrics.count_error("close", error)
 
 
+def _accept_grown(grown: Sequence[_Grown]) -> list[bool]:
+    """Have sessions accept the tokens of a step; return True for each."""
+    accept_all(
+        [one.session for one in grown],
+        [one.step.tokens for one in grown],
+        [one.step.top_k for one in grown],
+        node_top_k=[one.step.node_top_k for one in grown],
+    )
+    return [True] * len(grown)
+
+
 def _work(drafter: weakref.ref[RequestDrafter], closed: threading.Event) -> None:
-    """Have a drafter work until it is closed or gone."""
+    """Call a drafter's `work` until it is closed or collected."""
     while not closed.wait(_WORK_SECONDS):
         alive = drafter()
         if alive is None:

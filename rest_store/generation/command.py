@@ -17,6 +17,7 @@ from rest_store.command_options import (
     PATH,
     SEED,
     FloatRange,
+    check_writable,
     device_option,
     dtype_option,
     json_schema_option,
@@ -24,7 +25,6 @@ from rest_store.command_options import (
     max_nodes_option,
     model_option,
     text_of_file,
-    to_be_written,
 )
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.tokenizer import identity_of
@@ -103,7 +103,7 @@ Examples:
     metavar="FILE",
     type=PATH,
     show_default="the one of the package",
-    help="What `rest-store calibrate` wrote.",
+    help="A calibration that `rest-store calibrate` wrote.",
 )
 @click.option(
     "--temperature",
@@ -139,7 +139,7 @@ Examples:
     "page_path",
     metavar="FILE",
     type=FILE,
-    callback=to_be_written,
+    callback=check_writable,
     help="Also write an HTML page; takes one --prompt.",
 )
 @click.option(

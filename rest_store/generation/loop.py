@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.costs import DraftPolicy
 from rest_store.drafting.draft_options import TOP_K
+from rest_store.drafting.draft_policy import DraftPolicy
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
 from rest_store.errors import NotSupportedError, describe
@@ -333,7 +333,7 @@ class Generation:
         if target is not None:
             texts = list(zip(self._prompt_ends, self.tokens, strict=False))
             outputs = [
-                OutputDocument.of(
+                OutputDocument.from_output(
                     prompt, output, self._options.group_of(row, len(texts)), self._options.epoch
                 )
                 for row, (prompt, output) in enumerate(texts)

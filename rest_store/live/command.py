@@ -126,7 +126,7 @@ def add(
     from build_index.corpus import empty_corpora, open_corpus
     from build_index.documents import CorpusCounts, batches
     from build_index.duplicates import content_digest
-    from build_index.left_out import left_out_texts, parts_text
+    from build_index.omissions import omissions_text, skipped_texts
     from build_index.tokenization import load_tokenizer
 
     corpora = [open_corpus(CorpusSpec(path, **reading)) for path in paths]
@@ -187,10 +187,10 @@ def add(
     documents = counted(described.document_count, "document")
     click.echo(f"now {documents} with {counted(described.token_count, 'token')}")
     largest = {reason: example for reason, (_, example) in counts.largest.items()}
-    for text in left_out_texts(counts.skipped, counts.sizes, largest):
+    for text in skipped_texts(counts.skipped, counts.sizes, largest):
         click.echo(f"left out: {text}")
     if counts.left_out:
-        click.echo(f"not stored: {parts_text(counts.left_out)}")
+        click.echo(f"not stored: {omissions_text(counts.left_out)}")
     if counts.refusal:
         click.echo(f"refused: {one_line(counts.refusal)}")
 

@@ -1,1 +1,1 @@
-"""What all pages of HTML share: one file that needs no network, and one style."""
+"""The frame of all pages of HTML: one file that needs no network, and one style."""

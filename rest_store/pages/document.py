@@ -1,4 +1,4 @@
-"""A page of HTML in one file: style, script and data inside, nothing from elsewhere."""
+"""A page of HTML in one file, with style, script and data inside."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ def document(title: str, body: str, *, style: str = "", script: str = "", data: 
     held another one.
 
     Args:
-        title: of the page, as text.
+        title: the title of the page, as text.
         body: HTML.
         style: CSS beside the style of all pages.
-        script: JavaScript, run when `body` is there.
-        data: what `JSON.parse(document.getElementById("data").textContent)` returns to it.
+        script: JavaScript, run once `body` is there.
+        data: a value of JSON, which the script reads by
+            `JSON.parse(document.getElementById("data").textContent)`.
     """
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     if script:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy += f"; script-src 'sha256-{digest}'"
-    embedded = (
-        f'<script type="application/json" id="data">{_embedded(data)}</script>\n'
-        if data is not None
-        else ""
-    )
+    embedded = ""
+    if data is not None:
+        embedded = f'<script type="application/json" id="data">{_embedded(data)}</script>\n'
     run = f"<script>{script}</script>\n" if script else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -51,6 +50,5 @@ def packaged(package: str, name: str) -> str:
 
 def _embedded(data: Any) -> str:
     """Return `data` as JSON without the character that could end the element around it."""
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")

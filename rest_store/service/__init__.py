@@ -1,1 +1,1 @@
-"""Drafts over gRPC: what server and client share; each has a package of its own."""
+"""Drafts over gRPC. `server` and `client` are packages; the modules here are shared."""

@@ -1,7 +1,4 @@
-"""Where a service listens: `HOST:PORT` or `unix:/path`, and whether other machines can reach it.
-
-Names in messages.
-"""
+"""Addresses of services, `HOST:PORT` or `unix:/path`, and names that can be sent."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ from typing import TypeGuard
 from rest_store.errors import ServeError, describe
 
 _TCP = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/\s]+):(\d{1,5})")
-_MAX_PATH_BYTES = 107  # bytes of a Unix socket's path on Linux
+_MAX_PATH_BYTES = 107  # of the path of a Unix socket on Linux
 
 
 @dataclass(frozen=True)
 class Address:
-    """One address as gRPC takes it.
+    """An address.
 
     Attributes:
-        text: `HOST:PORT`, `[IPv6]:PORT` or `unix:/path`.
+        text: the address as gRPC takes it: `HOST:PORT`, `[IPv6]:PORT` or `unix:/path`.
         host: the host without brackets; None for a Unix socket.
         port: the TCP port, 0 for any free one; None for a Unix socket.
         path: the socket's file; None for TCP.
@@ -38,13 +35,18 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, what: str = "address") -> Address:
-        """Read an address, `HOST:PORT` or `unix:/path`.
+        """Return an address.
 
-        Raise ServeError, with `what` in its message, for another.
+        Args:
+            text: `HOST:PORT`, `[IPv6]:PORT` or `unix:/path`.
+            what: name of the address, for messages.
+
+        Raises:
+            ServeError: `text` is not an address.
         """
         if text.startswith("unix:"):
             path = Path(text.removeprefix("unix:").removeprefix("//"))
-            # GRPC takes UTF-8, and decodes %41.
+            # gRPC takes UTF-8, and decodes escapes such as %41.
             if not path.is_absolute() or "%" in text or not text.isprintable():
                 expected = "unix: and an absolute path, printable and without %"
                 raise ServeError(describe("service", what, ascii(text), expected))
@@ -63,24 +65,23 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it: a Unix socket, or
-        a host with loopback addresses alone.
-        """
+        """Whether only this machine can reach it: a Unix socket or a loopback address."""
         return self.host is None or _is_loopback(self.host)
 
     def with_port(self, port: int) -> Address:
-        """Return the address with the port that was really bound."""
+        """Return the address with the port that was bound. It must not be a Unix socket."""
         assert self.host is not None
         host = f"[{self.host}]" if ":" in self.host else self.host
         return Address(f"{host}:{port}", host=self.host, port=port)
 
     def require_free(self) -> Address:
-        """Return the address, with a port that is free if it was 0.
+        """Return the address, with a free port in place of 0.
 
-        Raise ServeError that says why it cannot be bound.
+        gRPC would not say why an address cannot be bound, and would take a Unix socket away from
+        the process that listens there. The file of a socket that nobody uses does not matter.
 
-        gRPC itself would not say why, and takes a Unix socket from the process that listens there.
-        A socket file left behind does not matter.
+        Raises:
+            ServeError: the address cannot be bound; the message says why.
         """
         try:
             if self.path is not None:
@@ -121,7 +122,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def is_name(name: object) -> TypeGuard[str]:
-    """Return whether `name` is text that can be sent: not empty, and without lone surrogates."""
+    """Return whether `name` is text that can be sent, not empty and valid UTF-8."""
     if not isinstance(name, str):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Bearer tokens, and the token files of a service, which say what each token allows."""
+"""Bearer tokens, and the token files of a service, which list the rights of each token."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ TOKEN_VARIABLE = "REST_STORE_TOKEN"
 TOKEN_EXPECTED = "1 to 4096 visible ASCII characters, no blanks"
 _MAX_TOKEN_LENGTH = 4096  # characters; gRPC refuses metadata of more than 8 KiB
 _TOKEN_ASKED = f"a bearer token of this service: token=, --token-file or {TOKEN_VARIABLE}"
-_WRITE, _NAMESPACE = "write", "namespace="
+_WRITE = "write"
+_NAMESPACE = "namespace="
 
 
 class Grant(NamedTuple):
-    """What a call may do.
+    """The rights of a call.
 
     Attributes:
-        token: that it has; empty where none is required.
-        may_write: whether it may add to live datastores and delete.
+        token: of the call; "": the service requires none.
+        may_write: whether it may add documents to live datastores, and delete them.
         namespaces: of live datastores that it may read and write; None: all.
     """
 
@@ -30,7 +31,7 @@ class Grant(NamedTuple):
     namespaces: frozenset[str] | None = None
 
     def require_namespace(self, name: str) -> None:
-        """Raise PermissionDeniedError unless the namespace `name` is one of the call's."""
+        """Raise PermissionDeniedError unless the call may use the namespace `name`."""
         if self.namespaces is not None and name not in self.namespaces:
             expected = "one of those in the token's line of the token file"
             raise PermissionDeniedError(
@@ -46,13 +47,11 @@ class Grant(NamedTuple):
             )
 
 
-ALL_ALLOWED = Grant("", may_write=True)  # to every call of a service that requires no token
+ALL_ALLOWED = Grant("", may_write=True)  # of every call to a service that requires no token
 
 
 def is_token(token: object) -> bool:
-    """Whether `token` reaches the other side as it is in the
-    `authorization` of a call (`TOKEN_EXPECTED`).
-    """
+    """Return whether `token` can be sent unchanged in the metadata of a call."""
     return (
         isinstance(token, str)
         and 0 < len(token) <= _MAX_TOKEN_LENGTH
@@ -61,10 +60,10 @@ def is_token(token: object) -> bool:
 
 
 def grants_in(path: Path) -> list[Grant]:
-    """Return the grants of a file, one a line; empty lines and lines that start with # are skipped.
+    """Return the grants of a file, one a line.
 
-    A line is a token, and then perhaps `write`, and `namespace=NAME` for each of those that it is
-    limited to.
+    A line is a token, then `write` if it may write, and `namespace=NAME` for each namespace that it
+    is limited to. Empty lines and lines that start with # are skipped.
 
     Raises:
         ServeError: the file cannot be read, is not UTF-8, holds no token, or a line is malformed.
@@ -79,32 +78,35 @@ def grants_in(path: Path) -> list[Grant]:
     grants = []
     for number, line in enumerate(lines, 1):
         if line and not line.startswith("#"):
-            token, *allowed = line.split()
-            names = [one.removeprefix(_NAMESPACE) for one in allowed if one.startswith(_NAMESPACE)]
-            # What the line says is a secret.
-            if not is_token(token) or len(names) + (_WRITE in allowed) < len(allowed):
-                expected = (
-                    f"{TOKEN_EXPECTED}; then, after blanks, perhaps `{_WRITE}` and"
-                    f" `{_NAMESPACE}NAME`"
-                )
-                raise ServeError(
-                    describe(path, f"line {number}", "not a token with what it allows", expected)
-                )
-            grants.append(Grant(token, _WRITE in allowed, frozenset(names) if names else None))
+            grants.append(_parse_grant(line, path, number))
     if not grants:
         raise ServeError(describe(path, "token file", "without a token", "one token a line"))
     return grants
 
 
+def _parse_grant(line: str, path: Path, number: int) -> Grant:
+    """Return the grant of a line; raise ServeError, without the secret line, if it is malformed."""
+    token, *rights = line.split()
+    names = [right.removeprefix(_NAMESPACE) for right in rights if right.startswith(_NAMESPACE)]
+    may_write = _WRITE in rights
+    unknown = len(rights) - len(names) - may_write
+    if unknown > 0 or not is_token(token):
+        expected = (
+            f"{TOKEN_EXPECTED}; then, after blanks, perhaps `{_WRITE}` and `{_NAMESPACE}NAME`"
+        )
+        raise ServeError(describe(path, f"line {number}", "not a token with its rights", expected))
+    return Grant(token, may_write, frozenset(names) if names else None)
+
+
 class BearerTokens:
-    """The tokens that a service accepts.
+    """The tokens of a service.
 
     Without any, no token is required, and every call may do everything.
 
     Args:
-        path: a file as `grants_in` reads it, or None; of lines with the same token, the last one
-            holds.
-        token: a further token, from the environment, that only reads.
+        path: a file as `grants_in` reads it, or None. Of lines with the same token, the last one
+            counts.
+        token: another token, from the environment, which only reads.
 
     Raises:
         ServeError: as `grants_in`, or `token` is invalid.
@@ -122,9 +124,9 @@ class BearerTokens:
         return bool(self._grants)
 
     def require(self, metadata: Any) -> Grant:
-        """Return what the bearer token of a call allows.
+        """Return the grant of a call, by its bearer token.
 
-        The time taken does not leak tokens: what is looked up is a digest.
+        The time that this takes leaks no token: digests are compared, not tokens.
 
         Raises:
             AuthenticationError: the call has no accepted token.
@@ -134,9 +136,8 @@ class BearerTokens:
         value = next((value for key, value in metadata or () if key == "authorization"), None)
         if value is None:
             raise AuthenticationError(describe("request", "authorization", "absent", _TOKEN_ASKED))
-        scheme, _, token = (value if isinstance(value, str) else value.decode("latin-1")).partition(
-            " "
-        )
+        text = value if isinstance(value, str) else value.decode("latin-1")
+        scheme, _, token = text.partition(" ")
         grant = self._grants.get(_digest(token.strip()))
         if grant is None or scheme.lower() != "bearer":
             raise AuthenticationError(

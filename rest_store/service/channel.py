@@ -1,6 +1,4 @@
-"""How a service is reached: addresses, certificates,
-tokens, and the gRPC channels made from them.
-"""
+"""Channels to services, made from addresses, certificates and tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from rest_store.errors import ArgumentError, ServeError, describe
 from rest_store.service.address import Address, is_name
 from rest_store.service.bearer_tokens import TOKEN_EXPECTED, is_token
 
-# Each client has a connection of its own. It reconnects soon after a restart, and notices silent
+# Each client has connections of its own. They reconnect soon after a restart, and notice silent
 # peers.
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
@@ -40,11 +38,11 @@ Targets: TypeAlias = str | Sequence[str] | Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Tls:
-    """Certificates for reaching a service.
+    """Certificates for the connection to a service.
 
     Attributes:
-        ca: PEM file of the authorities that may have signed the service's certificate; None: those
-            of gRPC.
+        ca: PEM file of the authorities that may sign the certificate of the service; None: those of
+            gRPC.
         certificate: PEM file of the client's certificate, where the service requires one (mutual
             TLS).
         key: PEM file of the client's private key.
@@ -58,10 +56,7 @@ class Tls:
 
 
 def parse_target(text: object) -> str:
-    """Return an address as gRPC takes it.
-
-    Raise ArgumentError if it is neither `HOST:PORT` nor `unix:/path`.
-    """
+    """Return an address as gRPC takes it; raise ArgumentError if `text` is not an address."""
     if isinstance(text, str):
         with suppress(ServeError):
             return Address.parse(text).text
@@ -71,10 +66,7 @@ def parse_target(text: object) -> str:
 
 
 def split_location(location: str) -> tuple[str, str | None]:
-    """Return the targets and the datastore in `HOST:PORT/NAME` or `unix:/path#NAME`.
-
-    None where there is no name.
-    """
+    """Return the targets and the datastore, or None, in `HOST:PORT/NAME` or `unix:/path#NAME`."""
     targets, _, name = location.partition("#" if "unix:" in location else "/")
     return targets, name or None
 
@@ -160,10 +152,7 @@ class Dialer:
 
 
 def check_seconds(timeout: float) -> float:
-    """Return a timeout.
-
-    Raise ArgumentError unless it is a positive number of seconds, up to about eleven days.
-    """
+    """Return a timeout in seconds; raise ArgumentError unless it is in (0, 1000000)."""
     seconds = real(timeout)
     if not 0 < seconds < 1e6:
         raise ArgumentError(
@@ -180,24 +169,29 @@ def read_certificates(
     authority: str | Path | None,
     error: type[ServeError | ArgumentError],
 ) -> tuple[bytes | None, bytes | None, bytes | None]:
-    """Return the content of PEM files, None for None. gRPC itself
-    would only say that no connection can be made.
+    """Return the content of PEM files, None for None.
+
+    The files are validated, because gRPC would only say that no connection can be made.
 
     Args:
         certificate: a certificate, with its chain.
         key: its unencrypted key; None without a certificate.
         authority: certificates of authorities.
-        error: raised if a file cannot be read, holds something else, or the key is that of another
-            certificate.
+        error: class of the error.
+
+    Raises:
+        ServeError, ArgumentError: a file cannot be read or has other content, or the key is that of
+            another certificate.
     """
     files = (certificate, key, authority)
-    read = _read(certificate, error), _read(key, error), _read(authority, error)
+    contents = (_read(certificate, error), _read(key, error), _read(authority, error))
+    authorities = contents[2]
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if certificate is not None:
             context.load_cert_chain(certificate, key, password=lambda: "")
-        if read[2] is not None:
-            context.load_verify_locations(cadata=read[2].decode("ascii", "backslashreplace"))
+        if authorities is not None:
+            context.load_verify_locations(cadata=authorities.decode("ascii", "backslashreplace"))
     except (ssl.SSLError, ValueError) as failure:
         where = ", ".join(str(path) for path in files if path is not None)
         found = f"unusable ({getattr(failure, 'reason', None) or failure})"
@@ -206,7 +200,7 @@ def read_certificates(
                 where, "certificate", found, "PEM files of a certificate and its unencrypted key"
             )
         ) from None
-    return read
+    return contents
 
 
 def _read(path: str | Path | None, error: type[ServeError] | type[ArgumentError]) -> bytes | None:

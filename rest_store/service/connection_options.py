@@ -1,4 +1,4 @@
-"""The options with which a command reaches a service: its bearer token and its certificates."""
+"""The options of commands for the connection to a service: bearer token and certificates."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Access:
-    """What a command was given to reach a service with.
+    """The values of the options for the connection to a service.
 
-    A token is not an option: every user of a machine can read the command lines of the others.
+    The token itself is no option, because all users of a machine can read its command lines.
     """
 
     token_file: Path | None
@@ -68,24 +68,24 @@ class Access:
     tls_server_name: str | None
 
     def arguments(self) -> dict[str, Any]:
-        """Return `token` and `tls` as clients take them.
+        """Return the arguments `token` and `tls` of clients.
 
-        Raise ServeError for a file that holds no token.
+        Raises:
+            ServeError: the token file holds no token.
         """
-        token = (
-            grants_in(self.token_file)[0].token
-            if self.token_file is not None
-            else os.environ.get(TOKEN_VARIABLE)
-        )
+        if self.token_file is not None:
+            token = grants_in(self.token_file)[0].token
+        else:
+            token = os.environ.get(TOKEN_VARIABLE, "")
         return {"token": token or None, "tls": self._tls()}
 
     def _tls(self) -> Tls | None:
-        files = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
-        if not self.tls and all(part is None for part in files):
+        options = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
+        if not self.tls and all(option is None for option in options):
             return None
         from rest_store.service.channel import Tls
 
-        return Tls(*files)
+        return Tls(*options)
 
 
 def timeout_option(default: float) -> Decorator[Any]:
@@ -99,7 +99,7 @@ def timeout_option(default: float) -> Decorator[Any]:
 
 
 def access_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add these options to a command, which gets them as one argument `access`."""
+    """Add the options for a connection to a command, which gets one argument `access`."""
 
     @functools.wraps(command)
     def with_access(*arguments: Any, **options: Any) -> None:

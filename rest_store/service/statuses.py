@@ -1,7 +1,7 @@
-"""Errors between service and client: the tables in docs/reference/protocol.md, in both directions.
+"""The gRPC statuses of errors, in both directions: the tables in docs/reference/protocol.md.
 
-Each of our errors that a request can meet travels as a gRPC status with a google.rpc.ErrorInfo,
-whose `reason` tells errors with the same status code apart.
+An error of a request is sent as a gRPC status with a google.rpc.ErrorInfo. Its `reason` tells
+errors with the same status code apart.
 """
 
 from __future__ import annotations
@@ -21,15 +21,21 @@ DETAILS_KEY = "grpc-status-details-bin"
 
 
 class Status(NamedTuple):
-    """One row of the table."""
+    """A row of the table.
+
+    Attributes:
+        reason: of the ErrorInfo.
+        code: name of the grpc.StatusCode.
+        error: class of the error, in the server and in the client.
+    """
 
     reason: str
-    code: str  # name of the grpc.StatusCode
-    error: type[RestStoreError]  # what a server raises and a client gets
+    code: str
+    error: type[RestStoreError]
 
     def error_with(self, message: str) -> RestStoreError:
-        """Return the error of this row, as a client raises it."""
-        if self.error is errors.DatastoreFormatError:  # of formats, clients meet this one alone
+        """Return the error of this row, for a client to raise."""
+        if self.error is errors.DatastoreFormatError:  # "live" is the only kind that is sent
             return errors.DatastoreFormatError("live", message)
         return self.error(message)
 
@@ -55,7 +61,7 @@ STATUSES = (
 )
 _BY_REASON = {status.reason: status for status in STATUSES}
 
-# Statuses without our detail come from gRPC itself, or from something between client and service.
+# Statuses without an ErrorInfo of this domain. They come from gRPC itself, or from a proxy.
 _BY_CODE: dict[str, tuple[type[RestStoreError], str]] = {
     "DEADLINE_EXCEEDED": (errors.DeadlineError, "service did not answer before the deadline"),
     "UNAVAILABLE": (errors.ServiceUnavailableError, "service is unreachable"),
@@ -68,7 +74,7 @@ _BY_CODE: dict[str, tuple[type[RestStoreError], str]] = {
     "UNKNOWN": (errors.ServiceError, "service failed internally"),
 }
 
-# What gRPC says of a connection that cannot be made, and what that means.
+# Words of gRPC about a connection that cannot be made, and their meaning.
 _CONNECTIONS = {
     "Connection refused": "connection refused: nothing listens there",
     "lookup failed": "no such host",
@@ -83,14 +89,11 @@ _CONNECTIONS = {
         "and a client certificate where it requires one"
     ),
 }
-_MAYBE_PROXY = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # of a service, or of a proxy before it
+_MAYBE_PROXY = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # may be statuses of a proxy
 
 
 def status_for(error: BaseException) -> Status:
-    """Return the row of `error`, by its class or the nearest above it.
-
-    INTERNAL for what is not in the table.
-    """
+    """Return the row of an error, by its class or the nearest base class; else INTERNAL."""
     for base in type(error).__mro__:
         for status in STATUSES:
             if status.error is base:
@@ -99,17 +102,22 @@ def status_for(error: BaseException) -> Status:
 
 
 def call_error(target: str, failure: Any) -> RestStoreError:
-    """Return our error for a failed call of grpc or grpc.aio to the service at `target`.
+    """Return the error for a failed call to the service at `target`.
 
-    That is the one of the table where the service sent our detail, else the nearest ServiceError.
+    If the service sent a reason, it is the error of the table; otherwise the nearest ServiceError.
+
+    Args:
+        target: address of the service.
+        failure: the error of grpc or grpc.aio.
     """
-    code, details = failure.code().name, failure.details() or ""
+    code = failure.code().name
+    details = failure.details() or ""
     status = _BY_REASON.get(_reason(failure.trailing_metadata()))
     if status is not None:
         return status.error_with(details)
     if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
         return errors.MessageSizeError(f"{target}: message is too large ({details})")
-    # All that gRPC says when it drops a call that waits.
+    # The only sign of a waiting call that gRPC drops.
     if code == "CANCELLED" and details in ("", code):
         return errors.OverloadedError(
             f"{target}: service is overloaded and dropped the call unread"
@@ -117,21 +125,23 @@ def call_error(target: str, failure: Any) -> RestStoreError:
     if code in _BY_CODE:
         error, message = _BY_CODE[code]
         if code == "UNAVAILABLE":
-            details = next(
-                (meaning for said, meaning in _CONNECTIONS.items() if said in details), details
-            )
-        if code in _MAYBE_PROXY and (proxy := proxy_for(target)) is not None:
+            for words, meaning in _CONNECTIONS.items():
+                if words in details:
+                    details = meaning
+                    break
+        proxy = proxy_for(target) if code in _MAYBE_PROXY else None
+        if proxy is not None:
             target = f"{target}, through the proxy {proxy}"
-        return error(f"{target}: {message} ({details})" if details else f"{target}: {message}")
+        if details:
+            message = f"{message} ({details})"
+        return error(f"{target}: {message}")
     return errors.ProtocolError(
         describe(target, "status", f"{code} ({details})", "one of a datastore service")
     )
 
 
 def _reason(metadata: Iterable[Any] | None) -> str:
-    """Return the `reason` of our google.rpc.ErrorInfo, or an empty
-    text if there is none that can be read.
-    """
+    """Return the `reason` of the ErrorInfo of this domain; "" if there is none."""
     for key, value in metadata or ():
         if key != DETAILS_KEY:
             continue

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rest_store.bench.charts import Bar, charts_of
+from rest_store.bench.charts import Bar, result_charts
 from rest_store.bench.report import page
 from rest_store.bench.results import Result, read_results
 from tests.shared.html import read
@@ -35,7 +35,7 @@ def result(benchmark: str, figures: Any) -> Result:
 
 
 def test_speeds_of_all_prompts_are_bars_with_ranges() -> None:
-    [chart] = charts_of(result("speed", SPEED))
+    [chart] = result_charts(result("speed", SPEED))
     assert chart.bars == (
         Bar("plain generation", 1.0, 1.0, 1.0),
         Bar("prompt lookup of transformers", 1.25, 1.0, 1.5),
@@ -49,7 +49,7 @@ def test_sources_of_a_replay_are_bars_for_each_budget() -> None:
     for nodes in (16, 64, 128):
         rows += [row("session", nodes, 3.0), row("session, code alone", nodes, 2.0)]
         rows += [row("session without code", nodes, 2.5)]
-    charts = charts_of(result("replay", {"rows": rows}))
+    charts = result_charts(result("replay", {"rows": rows}))
     assert [chart.title for chart in charts] == [
         "M in replays with 16 nodes",
         "M in replays with 64 nodes",
@@ -59,7 +59,7 @@ def test_sources_of_a_replay_are_bars_for_each_budget() -> None:
         Bar("code alone", 2.0, 1.5, 2.5),
         Bar("all but code", 2.5, 2.0, 3.0),
     )
-    [chart] = charts_of(
+    [chart] = result_charts(
         result("replay", {"rows": [row("session", 16, 3.0), row("session", 64, 3.5)]})
     )
     assert [bar.label for bar in chart.bars] == ["16 nodes", "64 nodes"], (
@@ -72,7 +72,7 @@ def test_sources_of_a_replay_are_bars_for_each_budget() -> None:
 )
 @pytest.mark.parametrize("benchmark", ["speed", "replay", "query"])
 def test_a_result_without_these_figures_has_no_bars(benchmark: str, figures: Any) -> None:
-    assert charts_of(result(benchmark, figures)) == []
+    assert result_charts(result(benchmark, figures)) == []
 
 
 def test_the_page_draws_them_to_scale_and_folds_the_rest() -> None:
@@ -93,6 +93,6 @@ def test_the_page_draws_them_to_scale_and_folds_the_rest() -> None:
 def test_committed_results_have_their_bars() -> None:
     committed = read_results(RESULTS)
     assert [
-        len(charts_of(committed[name]))
+        len(result_charts(committed[name]))
         for name in ("speed_packed", "quality_traces", "live_traces")
     ] == [1, 2, 1]

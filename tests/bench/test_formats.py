@@ -43,7 +43,7 @@ def test_each_turn_of_a_trace_is_a_recording(tmp_path: Path) -> None:
     )
     assert (first.prompt.tolist(), first.output.tolist()) == ([1, 2], [3])
     assert (second.prompt.tolist(), second.output.tolist()) == ([1, 2, 3, 4, 5], [6])
-    assert (first.key, first.part) == (second.key, second.part) == ("a", first.part)
+    assert (first.key, first.fold) == (second.key, second.fold) == ("a", first.fold)
 
 
 def test_each_answer_of_a_conversation_is_a_recording(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_each_answer_of_a_conversation_is_a_recording(tmp_path: Path) -> None:
         {"messages": messages[3:6]},
         {"messages": messages[1:3]},
     )
-    assert shorter.part == other.part == first.part, "whatever its file and line are"
+    assert shorter.fold == other.fold == first.fold, "whatever its file and line are"
 
 
 @pytest.mark.parametrize("nested", [False, True])

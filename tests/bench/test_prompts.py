@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rest_store.bench.prompts import Prompt, interleaved, read_prompts
+from rest_store.bench.prompts import Prompt, interleave, read_prompts
 from rest_store.bench.recordings import (
-    FIT_PARTS,
+    FIT_FOLDS,
     MIN_TO_FIT,
     Recording,
-    part_of,
+    fold_number,
     split,
     unfitted,
     without,
@@ -84,9 +84,9 @@ def test_families_take_turns_and_may_be_limited() -> None:
         for family, count in (("a", 3), ("b", 1))
         for number in range(count)
     ]
-    assert [one.family + one.key for one in interleaved(prompts)] == ["a0", "b0", "a1", "a2"]
-    assert [one.family + one.key for one in interleaved(prompts, 2)] == ["a0", "b0", "a1"]
-    assert interleaved([]) == []
+    assert [one.family + one.key for one in interleave(prompts)] == ["a0", "b0", "a1", "a2"]
+    assert [one.family + one.key for one in interleave(prompts, 2)] == ["a0", "b0", "a1"]
+    assert interleave([]) == []
 
 
 # --- Recordings that a calibration was fitted to --------------------------------------------------
@@ -95,7 +95,7 @@ def test_families_take_turns_and_may_be_limited() -> None:
 def recording(number: int, *, file: str, written: int = 1) -> Recording:
     none, output = np.zeros((0, 0), np.int32), np.arange(written, dtype=np.int32)
     return Recording(
-        "all", part_of(str(number)), np.array([5], np.int32), output, none, str(number), file
+        "all", fold_number(str(number)), np.array([5], np.int32), output, none, str(number), file
     )
 
 
@@ -108,7 +108,7 @@ def test_recordings_are_left_out_that_the_calibration_was_fitted_to() -> None:
     assert without(own, own) == ""
     calibration.provenance["data"] = ["known"]
     reported = unfitted([*own, *known, *empty], calibration, "x")
-    held_out = [one for one in known if one.part >= FIT_PARTS]
+    held_out = [one for one in known if one.fold >= FIT_FOLDS]
     assert 0 < len(held_out) < 20
     assert reported == [*own, *held_out]
     shown = f"; left out: {30 - len(held_out)} that the calibration was fitted to, 1 without output"
@@ -131,7 +131,7 @@ def test_the_default_calibration_names_what_it_was_fitted_to() -> None:
 
 def test_fitting_says_how_many_recordings_are_needed_and_there() -> None:
     few = [recording(number, file="mine") for number in range(MIN_TO_FIT - 1)]
-    fitting = sum(one.part < FIT_PARTS for one in few)
+    fitting = sum(one.fold < FIT_FOLDS for one in few)
     message = refused(
         DataFileError, lambda: split(few, "calibrate", minimum=MIN_TO_FIT), "calibrate: number of"
     )

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from rest_store.bench.baselines import RestRule
-from rest_store.bench.recordings import Recording, part_of, read_recordings
+from rest_store.bench.recordings import Recording, fold_number, read_recordings
 from rest_store.bench.replay import Outcome, Replayed, fit_calibration, replay, walk
 from rest_store.bench.replay_command import measure
 from rest_store.cli import main
@@ -124,7 +124,7 @@ def test_no_later_token_is_seen(
         cut = recording.prompt.size + 25
         other = Recording(
             recording.family,
-            recording.part,
+            recording.fold,
             recording.prompt,
             np.concatenate([recording.output[:25], 299 - recording.output[25:]]),
             np.concatenate([recording.top_k[: cut - 1], 299 - recording.top_k[cut - 1 :]]),
@@ -183,8 +183,8 @@ def test_few_recordings_have_a_wide_interval() -> None:
     )
 
 
-def test_parts_are_fixed_and_tasks_stay_together() -> None:
-    assert [part_of(key) for key in ("HumanEval/0", "HumanEval/1", "a prompt")] == [7, 1, 8]
+def test_folds_are_fixed_and_tasks_stay_together() -> None:
+    assert [fold_number(key) for key in ("HumanEval/0", "HumanEval/1", "a prompt")] == [7, 1, 8]
 
 
 def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Recording]) -> None:
@@ -195,7 +195,7 @@ def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Rec
         ("[1]", "malformed"),
         (
             '{"prompt": [1]}',
-            "output of the prompt is absent, expected one: `rest-store bench record`",
+            "output of the prompt is absent; `rest-store bench record` records",
         ),
         ('{"turns": ["a"]}', "output of the prompt is absent"),
         ('{"output": [1]}', "malformed"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rest_store.bench.report import page
 from rest_store.bench.results import Result, read_results
-from rest_store.bench.tables import Table, shown, tables_of
+from rest_store.bench.tables import Table, cell_text, figure_tables
 from rest_store.errors import DataFileError
 from tests.shared.commands import run
 from tests.shared.html import read
@@ -40,7 +40,7 @@ def test_every_figure_is_in_a_table() -> None:
         "deep": {"a": {"b": {"c": {"d": 1}}}},
         "list": [1.5, "x"],
     }
-    assert tables_of(figures) == [
+    assert figure_tables(figures) == [
         Table("", ["figure", ""], [["reported", 81], ["list", "1.50 x"]]),
         Table("rows", ["M", "families, a", "families, b"], [[1.5, 2, 3], [2.5, 4, 5]]),
         Table("other rows", ["x"], [[1]]),
@@ -48,7 +48,7 @@ def test_every_figure_is_in_a_table() -> None:
         Table("times", ["", "median", "p99"], [["one", 0.01234, 5], ["two", 7, None]]),
         Table("deep, a, b", ["", "d"], [["c", 1]]),
     ]
-    assert tables_of({}) == tables_of([]) == []
+    assert figure_tables({}) == figure_tables([]) == []
 
 
 def test_names_are_escaped_wherever_they_stand() -> None:
@@ -65,7 +65,7 @@ def test_names_are_escaped_wherever_they_stand() -> None:
 def test_cells_are_shown_briefly() -> None:
     cells = (None, "a", True, 1234, 0.1234, 0.01234, 0.0, 9.876, 98.76, 1234.5)
     expected = ["-", "a", "True", "1,234", "0.12", "0.0123", "0.00", "9.88", "98.8", "1,234"]
-    assert [shown(cell) for cell in cells] == expected
+    assert [cell_text(cell) for cell in cells] == expected
 
 
 def test_bad_folders_are_refused_by_name(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from rest_store.bench import speed
 from rest_store.bench.prompts import Prompt, chat_tokens
-from rest_store.bench.recordings import FIT_PARTS, part_of
+from rest_store.bench.recordings import FIT_FOLDS, fold_number
 from rest_store.bench.results import file_hash, read_results
 from rest_store.drafting.calibration import Calibration
 from rest_store.errors import DataFileError, SourceError
@@ -228,7 +228,7 @@ def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None
     own = Calibration.default()
     own.provenance["data"] = [file_hash(folder / "traces.jsonl")]
     own.save(tmp_path / "own.calibration")
-    known = sum(part_of(f"HumanEval/{number}") < FIT_PARTS for number in range(60))
+    known = sum(fold_number(f"HumanEval/{number}") < FIT_FOLDS for number in range(60))
     status, shown = run(*command, "--calibration", tmp_path / "own.calibration", "--per-family", 1)
     assert status == 0, shown
     assert f"2 prompts; left out: {known} that the calibration was fitted to\n" in shown
@@ -258,4 +258,8 @@ def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> Non
     status, shown = run(*command, "--method", "magic")
     assert (status, "'magic', expected one of 'plain'" in shown) == (1, True), shown
     stores = [open_datastore(tmp_path, ONE_TO_NINE) for _ in range(7)]
-    refused(SourceError, lambda: speed.make_methods(stores, max_nodes=16), "number of sources")
+    refused(
+        SourceError,
+        lambda: speed.make_methods(stores, max_nodes=16),
+        "7 datastores, services and grammars among the sources",
+    )

@@ -147,18 +147,20 @@ def test_a_live_datastore_is_measured(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_walk_stands_in_a_long_context_and_knows_what_the_model_had_read() -> None:
-    def recording_of(prompt: list[int], output: list[int]) -> Recording:
+    def make_recording(prompt: list[int], output: list[int]) -> Recording:
         """A recording whose top-k after each token are the token's hundredfold and one more."""
         tokens = np.array([*prompt, *output], np.int32)
         top_k = 100 * tokens[:, None] + np.arange(2, dtype=np.int32)
         return Recording("a", 9, tokens[: len(prompt)], tokens[len(prompt) :], top_k)
 
-    (walk,) = long_walks([recording_of([1, 2], [3, 4, 5, 6])], [recording_of([7, 3], [8] * 3000)])
+    (walk,) = long_walks(
+        [make_recording([1, 2], [3, 4, 5, 6])], [make_recording([7, 3], [8] * 3000)]
+    )
     assert (walk.start, walk.text.size) == (CONTEXT, CONTEXT + 4)
     assert walk.text[CONTEXT - 2 :].tolist() == [1, 2, 3, 4, 5, 6]
     tree = TokenTree([3, 8, 4, 9], [-1, -1, 0, 2], [1, 1, 2, 3])
     path = tree.longest_path(walk.text[CONTEXT:])
-    assert walk.end_of(CONTEXT, path) == CONTEXT + 3
+    assert walk.step_end(CONTEXT, path) == CONTEXT + 3
     likely = walk.likely(CONTEXT, tree, path)
     assert likely["top_k"].tolist() == [[300, 301], [400, 401], [-1, -1]], (
         "the bonus token was not read"

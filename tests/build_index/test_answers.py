@@ -12,11 +12,11 @@ import pytest
 from build_index.chat_template import ChatTemplate
 from build_index.conversation_text import REASONING, ConversationWriter
 from build_index.documents import WRITTEN, CorpusCounts, Document
-from build_index.readers.conversations import messages_of
+from build_index.readers.conversations import parse_messages
 from build_index.target_tokenizer import PROMPT_TOKENS, TargetTokenizer
 from build_index.texts import texts_of
 from rest_store.drafting import output_document
-from tests.build_index.test_written_chats import (
+from tests.build_index.test_conversation_text import (
     ALWAYS_A_HEADER,
     CALL,
     CALLS_AS_JSON,
@@ -38,7 +38,7 @@ def answers(template: str, turns: list[dict]) -> list[tuple[str, str]]:
     """The prompt and the text of each answer."""
     left_out: Counter[str] = Counter()
     writer = ConversationWriter(ChatTemplate(template, {}, "t"), CONTROLS, lambda text: text)
-    whole = Document(messages=messages_of(turns, "a:1", "messages", left_out))
+    whole = Document(messages=parse_messages(turns, "a:1", "messages", left_out))
     documents = texts_of(whole, WRITTEN)
     return [writer.answer(document.messages, "a:1", left_out) for document in documents]
 
@@ -104,7 +104,7 @@ def test_arguments_are_in_the_form_that_the_template_shows():
 def test_what_the_template_never_shows_is_counted():
     left_out: Counter[str] = Counter()
     writer = ConversationWriter(ChatTemplate(PLAIN, {}, "t"), CONTROLS, lambda text: text)
-    messages = messages_of([USER, LAST], "a:1", "messages", left_out)
+    messages = parse_messages([USER, LAST], "a:1", "messages", left_out)
     writer.answer(messages, "a:1", left_out)
     assert left_out == {REASONING: 1}
 
@@ -124,7 +124,7 @@ def test_the_tokens_are_those_that_generation_would_remember(tokenizer, filler):
     end = whole[-2:]  # <|im_end|> and the line end
     begin = len(whole) - len(output) - len(end)
     assert whole[begin:] == [*output, *end]
-    document = output_document.OutputDocument.of(whole[:begin], whole[begin:])
+    document = output_document.OutputDocument.from_output(whole[:begin], whole[begin:])
     assert document is not None
     assert stored.tolist() == document.tokens.tolist()
     assert decoded(tokenizer, stored.tolist()).endswith("sorted positions.<|im_end|>\n")
@@ -140,7 +140,7 @@ def test_a_refused_answer_is_counted_and_others_are_stored(tokenizer):
         {"role": "system", "content": "s"},
     ]
     turns.append({"role": "assistant", "content": "Two."})
-    whole = Document(messages=messages_of(turns, "a:1", "messages", Counter()))
+    whole = Document(messages=parse_messages(turns, "a:1", "messages", Counter()))
     counts = CorpusCounts(documents=2, conversations=2)
     encoded = strict.encode_counted([*texts_of(whole, WRITTEN)], counts)
     assert [one is None for one in encoded] == [False, True]
@@ -149,7 +149,7 @@ def test_a_refused_answer_is_counted_and_others_are_stored(tokenizer):
 
 def test_an_answer_without_anything_before_it_is_stored(tokenizer):
     turns = ({"role": "assistant", "content": "Hello."},)
-    whole = Document(messages=messages_of(turns, "a:1", "messages", Counter()))
+    whole = Document(messages=parse_messages(turns, "a:1", "messages", Counter()))
     (stored,) = tokenizer.encode_documents([*texts_of(whole, WRITTEN)])
     assert decoded(tokenizer, stored.tolist()).endswith("Hello.<|im_end|>\n")
 
@@ -163,7 +163,7 @@ def test_a_text_was_read():
 def test_an_answer_of_calls_alone_is_one_and_an_empty_one_is_none():
     empty = {"role": "assistant", "content": " "}
     turns = [USER, empty, USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
-    whole = Document(messages=messages_of(turns, "a:1", "messages", Counter()))
+    whole = Document(messages=parse_messages(turns, "a:1", "messages", Counter()))
     (written,) = texts_of(whole, WRITTEN)
     assert json.loads(written.messages[-1][2])["tool_calls"] == [CALL]
     assert written.order == 1

@@ -15,8 +15,8 @@ import threading
 import pytest
 
 from build_index import stages, workers
-from build_index.progress import ProgressLine, StageProgress, line_of
-from build_index.staging import kept_shards
+from build_index.progress import ProgressLine, StageProgress, progress_line
+from build_index.staging import finished_shards
 from rest_store.datastore.manifest import Manifest
 from tests.shared.builds import build_here, command, contents, documents, leftovers, run_build
 from tests.shared.models import write_gguf
@@ -182,7 +182,7 @@ def test_an_interrupt_is_status_130_and_can_be_resumed(
     threads[-1].join()
     monkeypatch.undo()
     assert not out.exists()
-    assert kept_shards(out) == 2
+    assert finished_shards(out) == 2
     assert build_here(*arguments, "--out", out, "--resume").exit_code == 0
     assert contents(out) == contents(tmp_path / "whole")
 
@@ -226,12 +226,17 @@ def test_names_that_are_not_utf8_are_built_and_printed(tokenizer, tmp_path):
 
 
 def test_a_line_shows_share_amount_and_time_left():
-    line = line_of(StageProgress("tokenizing", 3 << 20, 12 << 20, "bytes", 2.0))
+    line = progress_line(StageProgress("tokenizing", 3 << 20, 12 << 20, "bytes", 2.0))
     assert line == "tokenizing  25% 3.0 MiB, 0:06 left"
-    line = line_of(StageProgress("sorting", 2_500_000, 2_500_000, "tokens", 1.0))
+    line = progress_line(StageProgress("sorting", 2_500_000, 2_500_000, "tokens", 1.0))
     assert line == "sorting    100% 2,500,000 tokens"
-    assert line_of(StageProgress("tokenizing", 999, None, "tokens", 0.0)) == "tokenizing 999 tokens"
-    assert line_of(StageProgress("sorting", 0, 10, "tokens", 0.0)) == "sorting      0% 0 tokens"
+    assert (
+        progress_line(StageProgress("tokenizing", 999, None, "tokens", 0.0))
+        == "tokenizing 999 tokens"
+    )
+    assert (
+        progress_line(StageProgress("sorting", 0, 10, "tokens", 0.0)) == "sorting      0% 0 tokens"
+    )
 
 
 def test_a_stage_is_written_over_itself_below_the_one_before(monkeypatch):

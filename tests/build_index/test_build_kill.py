@@ -12,7 +12,7 @@ import subprocess
 import pytest
 
 from build_index import staging
-from build_index.staging import kept_shards
+from build_index.staging import finished_shards
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from tests.shared.builds import (
@@ -92,7 +92,7 @@ def require_whole_and_resumable(arguments, out, old, expected):
     assert files in ([expected] if old is None else [expected, old]) or (
         not out.exists() and old is None
     )
-    kept = kept_shards(out)
+    kept = finished_shards(out)
     run = build_here(*arguments, "--out", out, "--resume")
     if run.exit_code:
         assert "unfinished build is absent" in run.output, run.output

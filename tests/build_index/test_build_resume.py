@@ -13,7 +13,7 @@ import pytest
 from build_index import build_plan, builder, shard_sorter, shard_tokens, slices
 from build_index.builder import build
 from build_index.corpus_spec import CorpusSpec
-from build_index.staging import kept_shards
+from build_index.staging import finished_shards
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.shard import TokensWriter
 from rest_store.errors import CorpusError, OutputError, ResumeError
@@ -95,7 +95,7 @@ def test_a_build_resumes_to_the_same_bytes(
     with interrupt(owner, name, call, after=after), pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     assert not out.exists()
-    kept = kept_shards(out)
+    kept = finished_shards(out)
     assert kept >= 2
     summary = build_quick(corpus, tokenizer, out, shard_tokens=500, resume=True)
     assert contents(out) == expected
@@ -136,15 +136,15 @@ def test_incomplete_files_that_kills_left_do_not_pile_up(corpus, tokenizer, out)
     with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out)
     for name in (
-        ".plan.json.1.part",
-        "slices/.0000.1.part",
-        "datastore/.shard-00000.tokens.1.part",
+        ".plan.json.1.tmp",
+        "slices/.0000.1.tmp",
+        "datastore/.shard-00000.tokens.1.tmp",
     ):
         (staging / name).write_text("")
     with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out)
-    assert kept_shards(out) == 1
-    assert list(staging.rglob("*.part")) == []
+    assert finished_shards(out) == 1
+    assert list(staging.rglob("*.tmp")) == []
 
 
 # --- What is refused ------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def refuse(build_options, message):
     """
     with pytest.raises(ResumeError, match=message):
         build(build_options)
-    assert kept_shards(build_options.out) == 2
+    assert finished_shards(build_options.out) == 2
     assert not build_options.out.exists()
 
 
@@ -220,7 +220,8 @@ def test_a_damaged_shard_is_refused(interrupted):
     tokens.write_bytes(before[:-1])
     refuse(
         interrupted,
-        r"unfinished build is damaged \(.*: size is [0-9]+ bytes, expected .*\), expected intact",
+        r"unfinished build is damaged \(.*: size is [0-9]+ bytes, expected .*\); build without"
+        r" --resume",
     )
     other = tokens.with_name("shard-00000.tokens").read_bytes()
     assert len(other) != len(before)
@@ -295,7 +296,7 @@ def test_a_corpus_that_has_to_be_repaired_costs_nothing_of_the_others(
     last.write_text(whole + "{not JSON\n")
     with pytest.raises(CorpusError, match=r"last\.jsonl:10: content is not JSON"):
         build_quick([good, last], tokenizer, out, shard_tokens=500)
-    kept = kept_shards(out)
+    kept = finished_shards(out)
     assert kept > 2
     last.write_text(whole)
     tokenized, sorted_ones = [], []
@@ -362,6 +363,6 @@ def test_a_disk_that_fills_up_is_one_clear_error(
     with interrupt(owner, name, 4, error=full), pytest.raises(OutputError, match=message):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     assert contents(out) == old
-    assert kept_shards(out) >= kept
-    build_quick(corpus, tokenizer, out, shard_tokens=500, resume=kept_shards(out) > 0)
+    assert finished_shards(out) >= kept
+    build_quick(corpus, tokenizer, out, shard_tokens=500, resume=finished_shards(out) > 0)
     assert contents(out) == expected

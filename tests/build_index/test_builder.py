@@ -19,7 +19,7 @@ import rest_store
 from build_index import builder, shard_sorter, slices, stages, workers
 from build_index.builder import BuildOptions, build
 from build_index.corpus_spec import CorpusSpec
-from build_index.tokenization import load_tokenizer, loaded_apart
+from build_index.tokenization import load_in_process, load_tokenizer
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import Manifest
 from rest_store.errors import CorpusError, MemoryBudgetError, TokenizerLoadError
@@ -40,7 +40,7 @@ from tests.shared.tiny import text_tokenizer
 TEXTS = documents(60)
 
 
-def tokens_of(tokenizer, texts):
+def stored_tokens(tokenizer, texts):
     return [ids.tolist() for ids in load_tokenizer(tokenizer).encode_batch(texts)]
 
 
@@ -49,7 +49,7 @@ def tokens_of(tokenizer, texts):
 
 def test_a_build_stores_every_document_in_order_and_opens(corpus, tokenizer, out):
     summary = build_quick(corpus, tokenizer, out)
-    expected = tokens_of(tokenizer, TEXTS)
+    expected = stored_tokens(tokenizer, TEXTS)
     assert stored_documents(out) == expected
     assert (summary.documents, summary.tokens) == (60, sum(map(len, expected)))
     assert (summary.duplicates, summary.skipped, summary.shards, summary.resumed_shards) == (
@@ -99,7 +99,7 @@ def test_conversations_are_stored_as_the_template_renders_them(tokenizer, out, t
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"data": ["print first", "return <|im_end|>"]}) + "\n")
     with pytest.raises(
-        CorpusError, match=r"the chat template of .* is absent, .* pass --chat-template FILE"
+        CorpusError, match=r"tokenizer .* has no chat template; pass --chat-template FILE"
     ):
         build_quick(path, tokenizer, out)
     build_quick(path, tokenizer, out, chat_template=CHATML)
@@ -131,7 +131,7 @@ def test_exact_duplicates_are_dropped_within_and_across_batches_and_corpora(
     first = write_jsonl(tmp_path / "a.jsonl", ["x", "y", "x", "z", "x "])
     second = write_jsonl(tmp_path / "b.jsonl", ["new", "y", "new"])
     summary = build_quick([first, second], tokenizer, out)
-    assert stored_documents(out) == tokens_of(tokenizer, ["x", "y", "z", "x ", "new"])
+    assert stored_documents(out) == stored_tokens(tokenizer, ["x", "y", "z", "x ", "new"])
     assert (summary.documents, summary.duplicates) == (5, 3)
     assert [corpus["duplicates"] for corpus in Manifest.read(out).corpora] == [1, 2]
 
@@ -190,7 +190,7 @@ def test_the_output_and_other_datastores_inside_a_corpus_are_no_part_of_it(token
 
 def test_shards_end_at_documents(corpus, tokenizer, out):
     build_quick(corpus, tokenizer, out, shard_tokens=400)
-    expected = tokens_of(tokenizer, TEXTS)
+    expected = stored_tokens(tokenizer, TEXTS)
     assert max(map(len, expected)) < 400
     assert stored_documents(out) == expected
     records = Manifest.read(out).shards
@@ -263,7 +263,9 @@ def test_an_old_datastore_stays_until_the_new_one_is_complete(
     assert before == [old]
     assert len(stored_documents(out)) == 60
     assert leftovers(out) == []
-    match = reader.longest_suffix_match(tokens_of(tokenizer, ["something old"])[0], max_suffix=4)
+    match = reader.longest_suffix_match(
+        stored_tokens(tokenizer, ["something old"])[0], max_suffix=4
+    )
     assert match.length == 4, "a reader of the old datastore keeps it"
 
 
@@ -338,7 +340,8 @@ def test_sorting_that_runs_out_of_memory_is_a_memory_error(
     else:
         monkeypatch.setattr(shard_sorter, "sorted_suffixes", exhausted)
     with pytest.raises(
-        MemoryBudgetError, match=r"shard-00000: memory for sorting is exhausted, expected .* free"
+        MemoryBudgetError,
+        match=r"shard-00000: sorting needs .* of free memory, which are not there",
     ):
         build_quick(corpus, tokenizer, out)
     assert not out.exists()
@@ -378,7 +381,7 @@ def test_a_directory_of_a_tokenizer_is_loaded_without_torch(tmp_path, monkeypatc
     (tmp_path / "cwd" / "json.py").write_text("import os; os._exit(4)")
     monkeypatch.chdir(tmp_path / "cwd")  # from which nothing is run
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    loaded = load_tokenizer(loaded_apart(tmp_path / "tokenizer"))
+    loaded = load_tokenizer(load_in_process(tmp_path / "tokenizer"))
     assert loaded.identity == load_tokenizer(tokenizer).identity
 
 

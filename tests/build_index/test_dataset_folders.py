@@ -33,7 +33,7 @@ def saved(datasets, tmp_path_factory):
     return path
 
 
-def texts_of(path: Path, **options) -> list[str]:
+def read_texts(path: Path, **options) -> list[str]:
     return [document.text for document in read_corpus(path, **options)[1]]
 
 
@@ -54,7 +54,7 @@ def test_a_changed_data_set_is_saved_with_the_rows_that_it_has(datasets, saved, 
         "select": lambda: loaded.select([3, 1, 4, 1]),
     }[change]()
     changed.save_to_disk(tmp_path / "changed")
-    assert texts_of(tmp_path / "changed") == changed["text"][:]
+    assert read_texts(tmp_path / "changed") == changed["text"][:]
 
 
 def test_all_splits_of_a_saved_dictionary_are_read(datasets, tmp_path):
@@ -152,7 +152,7 @@ def test_other_files_of_these_names_are_texts(tmp_path, state):
     write_files(
         tmp_path, {"state.json": state, "dataset_info.json": "{}", "dataset_dict.json": "{}"}
     )
-    assert texts_of(tmp_path) == ["{}", "{}", state]
+    assert read_texts(tmp_path) == ["{}", "{}", state]
 
 
 def test_the_cache_of_the_hub_is_read_once(tmp_path):

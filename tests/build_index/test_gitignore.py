@@ -55,7 +55,7 @@ ODD = [
 ]
 
 
-def files_of(root: Path, **options) -> list[str]:
+def listed_files(root: Path, **options) -> list[str]:
     """The files that are read, by their paths from the top."""
     corpus = open_corpus(CorpusSpec(str(root), **options))
     return sorted(file.relative for file in corpus.files(corpus.counts))
@@ -116,7 +116,7 @@ def some_tree(root: Path, source: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_random_trees_are_read_as_git_lists_them(tmp_path, seed):
     some_tree(tmp_path, random.Random(seed))
-    assert files_of(tmp_path) == listed_by_git(tmp_path)
+    assert listed_files(tmp_path) == listed_by_git(tmp_path)
 
 
 # --- What is left out -----------------------------------------------------------------------------
@@ -156,8 +156,8 @@ def test_a_switch_reads_it(tmp_path):
 
 def test_includes_do_not_bring_back_what_is_ignored(tmp_path):
     write_files(tmp_path, TREE)
-    assert files_of(tmp_path, include=("*.env",)) == ["src/local.env"]
-    assert files_of(tmp_path, include=("*.env",), gitignore=False) == [
+    assert listed_files(tmp_path, include=("*.env",)) == ["src/local.env"]
+    assert listed_files(tmp_path, include=("*.env",), gitignore=False) == [
         "secret.env",
         "src/local.env",
     ]
@@ -180,21 +180,21 @@ def test_patterns_above_the_corpus_hold_as_far_as_its_repository_reaches(tmp_pat
     write_files(
         tmp_path / "r/src/a", dict.fromkeys(["x.py", "x.log", "x.c", "x.tmp", "deep/x.c"], "x")
     )
-    assert files_of(tmp_path / "r/src/a") == ["deep/x.c", "x.py"]
+    assert listed_files(tmp_path / "r/src/a") == ["deep/x.c", "x.py"]
 
 
 def test_a_directory_that_is_ignored_itself_is_read_if_it_is_the_corpus(tmp_path):
     root = repository(tmp_path, {".gitignore": "build/\n*.log\n"})
     write_files(root / "build/deep", {"x.log": "x", "x.py": "x", ".gitignore": "x.py"})
-    assert files_of(root / "build") == ["deep/.gitignore", "deep/x.log"]
-    assert files_of(root / "build/deep") == [".gitignore", "x.log"]
-    assert files_of(root) == [".gitignore"]
+    assert listed_files(root / "build") == ["deep/.gitignore", "deep/x.log"]
+    assert listed_files(root / "build/deep") == [".gitignore", "x.log"]
+    assert listed_files(root) == [".gitignore"]
 
 
 def test_a_repository_inside_a_tree_has_patterns_of_its_own(tmp_path):
     root = repository(tmp_path, {".gitignore": "*.log\n"})
     repository(root / "inner", {"x.log": "x", "x.txt": "x", ".git/info/exclude": "*.txt\n"})
-    assert files_of(root) == [".gitignore", "inner/x.log"]
+    assert listed_files(root) == [".gitignore", "inner/x.log"]
 
 
 def test_a_tree_that_is_no_repository_has_patterns_too(tmp_path):
@@ -208,8 +208,8 @@ def test_a_tree_that_is_no_repository_has_patterns_too(tmp_path):
             "x.txt": "x",
         },
     )
-    assert files_of(tmp_path) == [".gitignore", "a/.gitignore", "x.txt"]
-    assert files_of(tmp_path / "a") == [".gitignore", "x.log"], "nothing above it belongs to it"
+    assert listed_files(tmp_path) == [".gitignore", "a/.gitignore", "x.txt"]
+    assert listed_files(tmp_path / "a") == [".gitignore", "x.log"], "nothing above it belongs to it"
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="asks Git for a work tree")
@@ -220,7 +220,7 @@ def test_a_work_tree_shares_the_patterns_of_its_repository(tmp_path):
     git("-C", tmp_path / "main", "worktree", "add", "-q", tmp_path / "other")
     (tmp_path / "main/.git/info/exclude").write_text("*.log\n")
     write_files(tmp_path / "other", {"x.log": "x", "x.py": "x"})
-    assert files_of(tmp_path / "other") == ["x.py"]
+    assert listed_files(tmp_path / "other") == ["x.py"]
 
 
 # --- What is not as usual -------------------------------------------------------------------------
@@ -231,24 +231,24 @@ def test_a_work_tree_shares_the_patterns_of_its_repository(tmp_path):
 )
 def test_files_of_patterns_are_read_as_git_reads_them(tmp_path, content):
     write_files(tmp_path, {".gitignore": content, "x.log": "x", "x.py": "x"})
-    assert files_of(tmp_path) == [".gitignore", "x.py"]
+    assert listed_files(tmp_path) == [".gitignore", "x.py"]
 
 
 def test_a_directory_of_that_name_holds_no_patterns(tmp_path):
     write_files(tmp_path, {".gitignore/x.py": "x", "x.py": "x"})
-    assert files_of(tmp_path) == [".gitignore/x.py", "x.py"]
+    assert listed_files(tmp_path) == [".gitignore/x.py", "x.py"]
 
 
 def test_the_package_is_needed_only_where_there_are_patterns(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pathspec", None)
     write_files(tmp_path, {"x.py": "x"})
-    assert files_of(tmp_path) == ["x.py"]
+    assert listed_files(tmp_path) == ["x.py"]
     write_files(tmp_path, {".gitignore": "*.log"})
     with pytest.raises(
         MissingExtraError, match=r".gitignore: the package 'pathspec' .* 'rest-store\[build\]'"
     ):
-        files_of(tmp_path)
-    assert files_of(tmp_path, gitignore=False) == [".gitignore", "x.py"]
+        listed_files(tmp_path)
+    assert listed_files(tmp_path, gitignore=False) == [".gitignore", "x.py"]
 
 
 def test_a_bare_repository_is_named_and_not_read(tmp_path):

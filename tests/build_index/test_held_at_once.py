@@ -177,7 +177,7 @@ def test_a_record_batch_beyond_the_memory_is_refused_with_its_size(tmp_path, new
 
 
 def test_the_error_is_the_same_from_another_process():
-    error = HeldAtOnceError.of("a", "a page", 3000, 2000, "smaller pages")
+    error = HeldAtOnceError.for_size("a", "a page", 3000, 2000, "smaller pages")
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.needed) == (str(error), 3000)
 

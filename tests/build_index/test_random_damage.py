@@ -20,7 +20,7 @@ from build_index.corpus_spec import CorpusSpec
 from rest_store.errors import CorpusError
 from tests.build_index.test_containers import tar, zipped
 from tests.build_index.test_json_documents import NOTEBOOK, SWE_AGENT
-from tests.build_index.test_separated_values import TEXTS, table_of
+from tests.build_index.test_separated_values import TEXTS, write_table
 from tests.shared.corpora import COMPRESSIONS, compressed
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -69,7 +69,7 @@ def whole_files(tmp_path_factory) -> dict[str, bytes]:
         "a.json": json.dumps([{"text": "x"}] * 9).encode(),
         "a.ipynb": json.dumps(NOTEBOOK, indent=1).encode(),
         "a.traj": json.dumps(SWE_AGENT).encode(),
-        "a.csv": table_of(TEXTS),
+        "a.csv": write_table(TEXTS),
         "a.tar": tar(members),
         "a.tar.gz": tar(members, "gz"),
         "a.zip": zipped(members),

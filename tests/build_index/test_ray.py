@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from build_index import ray_workers, slices
 from build_index.builder import build
 from build_index.cli import build as command
-from build_index.staging import kept_shards
+from build_index.staging import finished_shards
 from rest_store.errors import CorpusFormatError, MemoryBudgetError, MissingExtraError, WorkerError
 from tests.shared.builds import contents, documents, leftovers, options, write_jsonl
 from tests.shared.corpora import write_files
@@ -98,9 +98,7 @@ def test_a_wrong_address_is_refused(corpora, tokenizer, out, monkeypatch, words,
     ]
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 1
-    assert done.stderr.startswith(
-        f"Error: --ray: the cluster is '{address}', which cannot be used ("
-    )
+    assert done.stderr.startswith(f"Error: --ray: the cluster at '{address}' cannot be used (")
     assert leftovers(out) == []
 
 
@@ -193,13 +191,13 @@ def test_a_build_that_the_cluster_cannot_end_is_resumed_here(
 ):
     monkeypatch.setattr(ray_workers, "_RETRIES", 0)
     monkeypatch.setattr(ray_workers, "sort_shard", lambda *arguments: os._exit(1))
-    with pytest.raises(WorkerError, match=r"shard-0000\d: Ray did not do it \("):
+    with pytest.raises(WorkerError, match=r"shard-0000\d: Ray has not finished the task \("):
         build(
             options(
                 corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY, ray=cluster[0].address
             )
         )
-    assert kept_shards(out) > 0
+    assert finished_shards(out) > 0
     build(options(corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY, resume=True))
     assert contents(out) == expected
 

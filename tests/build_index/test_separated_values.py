@@ -25,7 +25,7 @@ TEXTS = [
 ]
 
 
-def table_of(
+def write_table(
     texts: list[str], delimiter: str = ",", ends: str = "\r\n", name: str = "text"
 ) -> bytes:
     file = io.StringIO(newline="")
@@ -44,7 +44,7 @@ def table_of(
 )
 def test_a_row_is_a_document(tmp_path, delimiter, ending, ends, suffix):
     path = tmp_path / f"a{ending}{suffix}"
-    path.write_bytes(compressed(table_of(TEXTS, delimiter, ends), suffix))
+    path.write_bytes(compressed(write_table(TEXTS, delimiter, ends), suffix))
     corpus, documents = read_corpus(path)
     assert [document.text for document in documents] == TEXTS
     assert corpus.reader == "table"
@@ -53,7 +53,7 @@ def test_a_row_is_a_document(tmp_path, delimiter, ending, ends, suffix):
 
 def test_origins_name_the_line_on_which_a_row_ends(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_bytes(table_of(["a", "b\nc", "d"]) + b"\r\n")
+    path.write_bytes(write_table(["a", "b\nc", "d"]) + b"\r\n")
     assert [document.origin for document in documents_of(path)] == [
         f"{path}:2",
         f"{path}:4",
@@ -69,7 +69,7 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
 
 def test_any_column_can_be_read(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_bytes(table_of(["x"], name="body"))
+    path.write_bytes(write_table(["x"], name="body"))
     assert documents_of(path, field="body") == [Document(text="x")]
     with pytest.raises(
         CorpusFormatError,
@@ -81,13 +81,13 @@ def test_any_column_can_be_read(tmp_path):
 def test_conversations_may_be_json_in_a_column(tmp_path):
     turns = [{"role": "user", "content": "Hi, you"}, {"role": "assistant", "content": "Hello"}]
     path = tmp_path / "a.csv"
-    path.write_bytes(table_of([json.dumps(turns)], name="messages"))
+    path.write_bytes(write_table([json.dumps(turns)], name="messages"))
     assert documents_of(path) == [Document(messages=(("user", "Hi, you"), ("assistant", "Hello")))]
 
 
 def test_a_table_without_a_known_column_in_a_directory_is_counted(tmp_path):
     write_files(
-        tmp_path, {"a.csv": "x,y\n1,2\n", "b.csv": table_of(["x"]), "c.txt": "text,n\n1,2\n"}
+        tmp_path, {"a.csv": "x,y\n1,2\n", "b.csv": write_table(["x"]), "c.txt": "text,n\n1,2\n"}
     )
     corpus, documents = read_corpus(tmp_path)
     assert documents == [Document(text="x"), Document(text="text,n\n1,2\n")]
@@ -136,7 +136,7 @@ def test_a_row_that_does_not_end_is_not_held(tmp_path, monkeypatch, content):
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_bytes(table_of([f"{number} " * 2000 for number in range(2000)]))
+    path.write_bytes(write_table([f"{number} " * 2000 for number in range(2000)]))
     assert path.stat().st_size > 15_000_000
     reading = iter(read_corpus(path, max_documents=1)[0])
     next(reading)

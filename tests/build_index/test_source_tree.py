@@ -231,7 +231,7 @@ def test_datastores_and_unfinished_builds_in_a_tree_are_left_out(tmp_path):
 def test_a_datastore_as_a_corpus_is_refused_as_what_it_is(tmp_path, files, kind):
     write_files(tmp_path / "ds", files)
     with pytest.raises(
-        CorpusError, match=f"ds: corpus is {kind}, expected the texts that it was made of"
+        CorpusError, match=f"ds: corpus is {kind}, which holds tokens alone; pass the texts"
     ):
         read_corpus(tmp_path / "ds")
 

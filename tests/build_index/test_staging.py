@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from build_index import staging as module
-from build_index.staging import Staging, final_place, kept_shards
+from build_index.staging import Staging, final_place, finished_shards
 from rest_store.datastore.check import check_datastore
 from rest_store.errors import OutputError
 from tests.shared.builds import build_here, command, contents, run_build, write_jsonl
@@ -210,7 +210,7 @@ def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_not
     tmp_path, monkeypatch
 ):
     write_files(tmp_path / ".ds.building" / "datastore", {**NEW, "../plan.json": "{}"})
-    assert kept_shards(tmp_path / "ds") == 1
+    assert finished_shards(tmp_path / "ds") == 1
 
     def killed(self, kept):
         raise KeyboardInterrupt
@@ -218,4 +218,4 @@ def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_not
     monkeypatch.setattr(Staging, "_remove_files", killed)
     with pytest.raises(KeyboardInterrupt):
         Staging(tmp_path / "ds").start()
-    assert kept_shards(tmp_path / "ds") == 0
+    assert finished_shards(tmp_path / "ds") == 0

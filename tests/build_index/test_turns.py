@@ -11,7 +11,7 @@ import pytest
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Message
-from build_index.readers.conversations import messages_of
+from build_index.readers.conversations import parse_messages
 from rest_store.errors import CorpusFormatError
 
 CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
@@ -19,7 +19,7 @@ CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": 
 
 def messages(*turns: Any) -> tuple[tuple[Message, ...], dict[str, int]]:
     left_out: Counter[str] = Counter()
-    return messages_of(turns, "logs.jsonl:3", "messages", left_out), left_out
+    return parse_messages(turns, "logs.jsonl:3", "messages", left_out), left_out
 
 
 def more(turn: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from build_index import builder, slices, workers
 from build_index.builder import BuildOptions, build
 from build_index.corpus_spec import CorpusSpec
 from build_index.memory_plan import MIB
-from build_index.staging import kept_shards
+from build_index.staging import finished_shards
 from rest_store.errors import CorpusFormatError, WorkerError
 from tests.shared.builds import command, contents, documents, leftovers, run_build, write_jsonl
 from tests.shared.corpora import write_files
@@ -75,7 +75,7 @@ def corpora(tmp_path_factory):
     )
 
 
-def options_of(corpora, tokenizer, out, **others):
+def make_options(corpora, tokenizer, out, **others):
     return BuildOptions(
         corpora,
         str(tokenizer),
@@ -88,7 +88,7 @@ def options_of(corpora, tokenizer, out, **others):
 def expected(corpora, tokenizer, tmp_path_factory):
     """What one process makes of them."""
     out = tmp_path_factory.mktemp("expected") / "ds"
-    summary = build(options_of(corpora, tokenizer, out, workers=1))
+    summary = build(make_options(corpora, tokenizer, out, workers=1))
     assert summary.workers == 1
     assert summary.shards > 8
     left_out = {"left out by --include": 7}
@@ -106,7 +106,7 @@ def expected(corpora, tokenizer, tmp_path_factory):
 
 
 def test_worker_processes_make_the_same_bytes(corpora, tokenizer, out, expected, many_slices):
-    summary = build(options_of(corpora, tokenizer, out, workers=2))
+    summary = build(make_options(corpora, tokenizer, out, workers=2))
     assert contents(out) == expected
     assert leftovers(out) == []
     assert summary.workers == 2
@@ -119,7 +119,7 @@ def test_neither_slices_nor_batches_change_a_byte(
 ):
     monkeypatch.setattr(slices, "SLICE_BYTES", size)
     monkeypatch.setattr(slices, "SLICE_CHARACTERS", size)
-    build(options_of(corpora, tokenizer, out, workers=1))
+    build(make_options(corpora, tokenizer, out, workers=1))
     assert contents(out) == expected
 
 
@@ -145,7 +145,7 @@ def test_an_error_in_a_worker_is_that_of_one_process(tokenizer, tmp_path, many_s
     for count in (1, 2):
         out = tmp_path / str(count) / "ds"
         with pytest.raises(CorpusFormatError) as error:
-            build(options_of((CorpusSpec(str(bad)),), tokenizer, out, workers=count))
+            build(make_options((CorpusSpec(str(bad)),), tokenizer, out, workers=count))
         messages.append(str(error.value))
         assert leftovers(out) == [], "nothing was made"
     assert messages[0] == messages[1]
@@ -155,7 +155,7 @@ def test_an_error_in_a_worker_is_that_of_one_process(tokenizer, tmp_path, many_s
 def test_a_worker_that_is_killed_is_an_error_that_can_be_resumed(
     corpora, tokenizer, out, expected, many_slices
 ):
-    options = options_of(corpora, tokenizer, out, workers=2)
+    options = make_options(corpora, tokenizer, out, workers=2)
     submit = workers.Processes.submit
     submitted = []
 
@@ -172,8 +172,8 @@ def test_a_worker_that_is_killed_is_an_error_that_can_be_resumed(
         ):
             build(options)
     assert not out.exists()
-    resume = kept_shards(out) > 0
-    build(options_of(corpora, tokenizer, out, workers=2, resume=resume))
+    resume = finished_shards(out) > 0
+    build(make_options(corpora, tokenizer, out, workers=2, resume=resume))
     assert contents(out) == expected
 
 
@@ -185,7 +185,7 @@ def test_small_corpora_start_no_workers(corpora, tokenizer, out, monkeypatch):
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(builder, "Processes", refuse)
-    assert build(options_of(corpora, tokenizer, out, workers=8)).workers == 1
+    assert build(make_options(corpora, tokenizer, out, workers=8)).workers == 1
 
 
 # --- Interrupts -----------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ if __name__ != "__main__":
 """
 
 
-def processes_of(session: int) -> list[str]:
+def worker_processes(session: int) -> list[str]:
     """The processes of a session that have not ended."""
     running = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -256,7 +256,7 @@ def test_an_interrupt_while_workers_start_is_one_line(corpora, tokenizer, out):
     )
     _, errors = process.communicate()  # of the workers, too, which have inherited it
     assert (process.returncode, errors) == (130, "Error: interrupted (continue with --resume)\n")
-    until(lambda: not processes_of(process.pid))
+    until(lambda: not worker_processes(process.pid))
 
 
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
@@ -302,5 +302,5 @@ def test_workers_end_with_the_build(corpora, tokenizer, out, expected, sent, sta
     assert process.returncode == status, errors
     assert errors.startswith(said)
     assert not said or len(errors.splitlines()) == 1
-    until(lambda: not processes_of(process.pid))
+    until(lambda: not worker_processes(process.pid))
     assert not out.exists()

@@ -99,9 +99,9 @@ class Reader:
 
 def partial(cache: Path) -> dict[str, bytes]:
     """What there is of an incomplete copy; there is no complete one."""
-    (part,) = (cache / "frozen").glob("*.part")
-    assert not part.with_suffix("").exists()
-    return contents(part)
+    (temporary,) = (cache / "frozen").glob("*.temporary")
+    assert not temporary.with_suffix("").exists()
+    return contents(temporary)
 
 
 def test_a_copy_is_the_same_datastore_and_made_once(source: Path, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_what_arrived_is_not_asked_for_again(source: Path, tmp_path: Path, piece
     assert all(
         offset == have.get(name, 0) for name, offset in again.reads if name != TOKENIZER_FILE_NAME
     )
-    assert not any((tmp_path / "frozen").glob("*.part"))
+    assert not any((tmp_path / "frozen").glob("*.temporary"))
 
 
 def test_a_connection_that_breaks_off_now_and_then_is_taken_up(
@@ -183,7 +183,7 @@ def test_what_is_not_as_the_manifest_says_is_refused_and_fetched_again(
         .ljust(len(content))[: len(content)],
     }[change]
     with pytest.raises(
-        FetchError, match=r"^far:1/ds: .*(manifest says|the size of shard-00001|ends after)"
+        FetchError, match=r"^far:1/ds: .*(those of the manifest|size of shard-00001|ends after)"
     ):
         fetch(reader, tmp_path / "cache")
     left = partial(tmp_path / "cache")
@@ -273,7 +273,7 @@ def test_a_disk_that_is_full_or_cannot_be_written_is_named_and_what_arrived_is_k
 
     monkeypatch.setattr(fetching, "sync", full)
     with pytest.raises(
-        FetchError, match=r"^far:1/ds: no copy can be kept in .* \(No space left on device\)"
+        FetchError, match=r"^far:1/ds: no copy can be written to .* \(No space left on device\)"
     ):
         fetch(Reader(source), tmp_path)
     monkeypatch.undo()
@@ -281,7 +281,7 @@ def test_a_disk_that_is_full_or_cannot_be_written_is_named_and_what_arrived_is_k
     assert contents(fetch(Reader(source), tmp_path)) == contents(source)
     (tmp_path / "file").touch()
     with pytest.raises(
-        FetchError, match=r"^far:1/ds: no copy can be kept in .*file \(Not a directory\)"
+        FetchError, match=r"^far:1/ds: no copy can be written to .*file \(Not a directory\)"
     ):
         fetch(Reader(source), tmp_path / "file")
 
@@ -293,7 +293,7 @@ def test_what_the_disk_has_no_room_for_is_not_begun(source: Path, tmp_path: Path
     reader.replaced[FILE_NAME] = replace(manifest, shards=shards).to_json().encode()
     with pytest.raises(
         FetchError,
-        match=r"^far:1/ds: no copy can be kept in .* still to come, and [\d,]+ are free\)",
+        match=r"^far:1/ds: no copy can be written to .* still to come, and [\d,]+ are free\)",
     ):
         fetch(reader, tmp_path)
     assert reader.reads == []

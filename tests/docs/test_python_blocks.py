@@ -21,8 +21,8 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import rest_store
-from rest_store.drafting.arbitration import Head, with_chain
-from rest_store.engines.request import extras_of
+from rest_store.bench.head_plans import PlannedHead, with_chain
+from rest_store.engines.request import parse_extra_arguments
 from rest_store.engines.settings import EngineSettings
 from tests.shared.models import CHATML, byte_level_bpe
 from tests.shared.object_store import upload
@@ -80,7 +80,7 @@ class RecordedClient:
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 
     def _create(self, model: str, messages: list[Any], extra_body: dict[str, Any]) -> None:
-        assert extras_of(extra_body["vllm_xargs"])["references"] == [SOURCE[:60]]
+        assert parse_extra_arguments(extra_body["vllm_xargs"])["references"] == [SOURCE[:60]]
 
 
 @pytest.fixture
@@ -132,14 +132,14 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "code": SOURCE[:60],
         "old_file": SOURCE[:60],
         "session": rest_store.DraftSession(sources, prompt=ids),
-        "Head": Head,
+        "PlannedHead": PlannedHead,
         "with_chain": with_chain,
         "seconds": [0.0, 1.0, 1.5],
         "drafting": 0.1,
         "costs": np.linspace(10, 12, 49),
         "run_the_head": lambda number: ids[:number],
-        "of_tree": 1,
-        "of_head": 1,
+        "tree_accepted": 1,
+        "head_accepted": 1,
         "LLM": RecordedEngine,
         "client": RecordedClient(),
     }

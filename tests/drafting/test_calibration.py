@@ -86,6 +86,8 @@ def test_the_same_rows_give_the_same_trees() -> None:
     )
 
 
+# numpy 1 wraps the number, and the kernel refuses what comes out.
+@pytest.mark.filterwarnings("ignore:NumPy will stop allowing conversion:DeprecationWarning")
 def test_rows_that_do_not_belong_together_are_refused() -> None:
     features, labels, ends = places(6, 10)
     refused(DataFileError, lambda: Calibration.fit(features[:, 1:], labels, ends), str(FEATURES))

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.engines import metrics
-from rest_store.engines.metrics import EngineMetrics, line
+from rest_store.engines.metrics import EngineMetrics, summary_line
 
 LOG = logging.getLogger("test")
 SOURCES = ["code.ds", "prompt"]
@@ -58,12 +58,12 @@ def test_each_reason_is_said_once_and_few_are(
 def test_a_line_says_what_happened(counted: EngineMetrics) -> None:
     add(counted, ([0b01, 0b11], [0, 1]), ([0b10], []))
     expected = "3 draft tokens, 2 accepted; by source: code.ds 2, prompt 1; "
-    assert line(counted.totals(), 2) == expected + "2 sessions; 2.00 ms a step"
+    assert summary_line(counted.totals(), 2) == expected + "2 sessions; 2.00 ms a step"
     counted.count_error("source", "late")
     counted.count("remembered_documents", 4)
     expected += "1 session; 2.00 ms a step; 4 outputs remembered; errors: source 1"
-    assert line(counted.totals(), 1) == expected
-    assert line(Counter(), 2) == "0 draft tokens, 0 accepted; 2 sessions; 0.00 ms a step"
+    assert summary_line(counted.totals(), 1) == expected
+    assert summary_line(Counter(), 2) == "0 draft tokens, 0 accepted; 2 sessions; 0.00 ms a step"
 
 
 def test_lines_come_in_the_engines_rhythm_with_what_is_new(

@@ -16,7 +16,7 @@ import rest_store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import flush
 from rest_store.engines import request_drafter
-from rest_store.engines.request import Chain, EngineRequest, NewRequest, StepRequest
+from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.live.namespace import Namespace
 from tests.shared.engine import (
@@ -82,13 +82,11 @@ def test_what_was_verified_counts_and_not_what_was_drafted(drafter: RequestDraft
     (tree,) = drafter.draft([StepRequest("a", NOTHING, 8)], "chain")
     assert len(tree) > 3
     right = plain_output(MODEL, text, 3)
-    drafter.draft([StepRequest("a", np.array(right, np.int32), 8, Chain(right[:2], [1, 1]))])
     drafter.draft(
-        [
-            StepRequest(
-                "a", np.array(plain_output(MODEL, text + right, 1), np.int32), 8, Chain([], [])
-            )
-        ]
+        [StepRequest("a", np.array(right, np.int32), 8, scored(right[:2], [-1, 0], [0.5, 0.5]))]
+    )
+    drafter.draft(
+        [StepRequest("a", np.array(plain_output(MODEL, text + right, 1), np.int32), 8, NO_TREE)]
     )
     assert totals(drafter, "draft_tokens") == totals(drafter, "accepted_tokens") == {"": 2}
 
@@ -214,9 +212,9 @@ def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) ->
     ("begun", "expected"),
     [
         ({}, [1, 2, 3, 9, 4, 5, 6, 9, 8]),
-        ({"most": 5}, [1, 2, 3, 9, 4]),
+        ({"max_tokens": 5}, [1, 2, 3, 9, 4]),
         ({"ends": {9}}, [1, 2, 3, 9, 4, 5, 6, 9]),
-        ({"ends": {9}, "most": 4}, [1, 2, 3, 9]),
+        ({"ends": {9}, "max_tokens": 4}, [1, 2, 3, 9]),
     ],
 )
 def test_what_is_written_beyond_an_end_is_not_remembered(

@@ -15,7 +15,12 @@ import pytest
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, remember
 from rest_store.engines.metrics import EngineMetrics
-from rest_store.engines.request import NewRequest, StepRequest, extras_of, references_of
+from rest_store.engines.request import (
+    NewRequest,
+    StepRequest,
+    parse_extra_arguments,
+    parse_prediction,
+)
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
@@ -29,7 +34,7 @@ from rest_store.errors import (
     WriterError,
 )
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.service.client import opening
+from rest_store.service.client import startup
 from tests.shared.clients import free_port
 from tests.shared.engine import Clock, Model, Written, cyclic, write, written_datastore
 from tests.shared.live import until
@@ -80,7 +85,7 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     many = [datastore(tmp_path / f"{number}") for number in range(7)]
     refused(
         SourceError,
-        "settings: number of sources with counts is 7, expected at most 6",
+        "settings: 7 datastores, services and grammars among the sources, expected at most 6",
         datastores=many,
     )
 
@@ -144,7 +149,7 @@ def drafted(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine's services take longer to answer than an engine waits."""
-    monkeypatch.setattr(opening, "_CONNECT_SECONDS", PATIENCE)
+    monkeypatch.setattr(startup, "_CONNECT_SECONDS", PATIENCE)
 
 
 @pytest.mark.usefixtures("patient")
@@ -181,7 +186,7 @@ def test_a_service_remembers_for_all_engines(tmp_path: Path, drafting: str) -> N
         assert one.target is not None
         remember(
             one.target,
-            [document for document in [OutputDocument.of([], text.tolist())] if document],
+            [document for document in [OutputDocument.from_output([], text.tolist())] if document],
             RememberCounts(),
         )
         one.close()
@@ -228,9 +233,9 @@ def test_references_are_texts_or_tokens() -> None:
         "content": [{"type": "text", "text": "four"}, [1, 2], {"type": "other"}],
     }
     assert [
-        reference.tolist() for reference in made.encoded(references_of(content, failed.append))
+        reference.tolist() for reference in made.encoded(parse_prediction(content, failed.append))
     ] == [[7, 4], [1, 2]]
-    read = [references_of(given, failed.append) for given in ("a", ["a", "b"], [1, 2], None, {})]
+    read = [parse_prediction(given, failed.append) for given in ("a", ["a", "b"], [1, 2], None, {})]
     assert read == [["a"], ["a", "b"], [[1, 2]], [], []]
     assert failed == []
     with made.session(np.array([5, 6], np.int32), made.encoded([[5, 6, 9, 8]])) as session:
@@ -240,16 +245,22 @@ def test_references_are_texts_or_tokens() -> None:
 
 def test_extra_arguments_that_are_malformed_are_named() -> None:
     failed: list[str] = []
-    assert extras_of(None, failed.append) == {}
-    assert extras_of({"group": 3, "epoch": 4, "other": 5}, failed.append) == {
+    assert parse_extra_arguments(None, failed.append) == {}
+    assert parse_extra_arguments({"group": 3, "epoch": 4, "other": 5}, failed.append) == {
         "references": [],
         "group": 3,
         "epoch": 4,
     }
     assert failed == []
-    assert [extras_of(given, failed.append) for given in ("x", 7, ["a"])] == [{}, {}, {}]
-    assert extras_of({"prediction": {"content": 7}}, failed.append) == {"references": []}
-    what = "request: the object of extra arguments is"
+    assert [parse_extra_arguments(given, failed.append) for given in ("x", 7, ["a"])] == [
+        {},
+        {},
+        {},
+    ]
+    assert parse_extra_arguments({"prediction": {"content": 7}}, failed.append) == {
+        "references": []
+    }
+    what = "request: the extra arguments are"
     assert failed == [
         *(f"{what} of the type {name}, expected an object" for name in ("str", "int", "list")),
         "request: prediction is of the type int, expected a text, token ids, or a list of these",

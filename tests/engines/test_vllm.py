@@ -22,8 +22,10 @@ import rest_store
 from rest_store.drafting.batch import accept_all
 from rest_store.drafting.remembering import flush
 from rest_store.engines import metrics, request_drafter
+from rest_store.engines.request import NewRequest
 from rest_store.engines.vllm import plugin, speculator
-from rest_store.engines.vllm.candidates import Candidate, drafts_on_device
+from rest_store.engines.vllm.device_drafts import drafts_on_device
+from rest_store.engines.vllm.request import VllmRequest
 from rest_store.errors import ArgumentError, DatastoreNotFoundError, TokenizerMismatchError
 from tests.shared.engine import (
     VOCABULARY,
@@ -351,7 +353,7 @@ def test_a_prediction_is_drafted_from(vllm: Vllm, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lag", [False, True])
 @pytest.mark.parametrize(
-    ("part", "name"), [(Candidate, "of"), (speculator, "Step"), (speculator.Step, "read")]
+    ("part", "name"), [(VllmRequest, "look_ahead"), (speculator, "Step"), (speculator.Step, "read")]
 )
 def test_whatever_fails_leaves_the_native_drafts_meanwhile(
     vllm: Vllm, place: str, monkeypatch: pytest.MonkeyPatch, part: Any, name: str, lag: bool
@@ -371,7 +373,7 @@ def test_whatever_fails_leaves_the_native_drafts_meanwhile(
 
 @pytest.mark.parametrize("lag", [False, True])
 @pytest.mark.parametrize(
-    ("part", "name"), [(Candidate, "of"), (speculator.Speculator, "_verified")]
+    ("part", "name"), [(VllmRequest, "look_ahead"), (speculator.Speculator, "_end_step")]
 )
 def test_a_fault_of_one_request_costs_that_one_its_drafts(
     vllm: Vllm, place: str, monkeypatch: pytest.MonkeyPatch, part: Any, name: str, lag: bool
@@ -382,14 +384,10 @@ def test_a_fault_of_one_request_costs_that_one_its_drafts(
 
     def failing_for_one(*arguments: Any) -> Any:
         faulty = engine.ours._requests.get("faulty")
-        bound = getattr(arguments[-1], "keywords", None) is not None and arguments[-1].func.__self__
-        return (
-            1 / 0 if faulty is not None and faulty in (bound, arguments[1]) else native(*arguments)
-        )
+        is_faulty = any(argument is faulty for argument in arguments)
+        return 1 / 0 if faulty is not None and is_faulty else native(*arguments)
 
-    monkeypatch.setattr(
-        part, name, staticmethod(failing_for_one) if part is Candidate else failing_for_one
-    )
+    monkeypatch.setattr(part, name, failing_for_one)
     outputs_are_plain(engine, asked)
     errors, accepted = totals(engine, "errors"), engine.accepted
     assert set(errors) == {"propose"}
@@ -544,28 +542,35 @@ def test_the_last_step_is_remembered_with_lag_when_nobody_tells_of_its_end(
         assert totals(engine, "errors") == {}
 
 
-def test_the_device_takes_what_follows_what_was_written() -> None:
-    lag, most = 3, 2
+def test_the_device_takes_the_tokens_after_those_that_were_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lag, max_nodes = 3, 2
     chain = scored([7, 8, 9, 1], [-1, 0, 1, 2], [0.9, 0.5, 0.4, 0.05])
-    candidate = Candidate.of(chain, lag, most, lambda scores: scores[0] > 0.25)
+    request = VllmRequest(NewRequest("a", [], 0), None)
+    monkeypatch.setattr(request, "_is_worth", lambda scores, _: scores[0] > 0.25)
+    request.look_ahead(chain, lag, max_nodes)
     texts = torch.zeros(2, 10, dtype=torch.int32)
+    rows, native = torch.tensor([1, 0]), torch.full((2, 2), 42)
     for new, expected in (
         ([], [7, 8]),
         ([7], [8, 9]),
         ([7, 8], [9, 1]),
-        ([7, 8, 9], [42, 42]),  # what follows is not worth it
+        ([7, 8, 9], [42, 42]),  # the rest is not worth it
         ([7, 5], [42, 42]),
         ([4], [42, 42]),
     ):
         texts[1, 4 : 4 + len(new)] = torch.tensor(new)
-        lengths, rows, otherwise = (
-            torch.tensor([0, 4 + len(new)]),
-            torch.tensor([1, 0]),
-            torch.full((2, 2), 42),
-        )
-        drafts = drafts_on_device([candidate, None], [4, 0], lag, texts, rows, lengths, otherwise)
+        lengths = torch.tensor([0, 4 + len(new)])
+        drafts = drafts_on_device([request, None], [4, 0], lag, texts, rows, lengths, native)
         assert drafts.tolist() == [expected, [42, 42]]
-        draft = candidate.draft(np.array(new, np.int32))
-        assert draft.is_chosen == (expected != [42, 42])
-        assert not draft.is_chosen or draft.chain.tokens == expected
-    assert candidate.draft(np.array([7, 8], np.int32)).scores == pytest.approx([0.8, 0.1])
+        request.set_draft(np.array(new, np.int32), max_nodes)
+        assert request.is_chosen == (expected != [42, 42])
+        assert not request.is_chosen or request.draft.tokens.tolist() == expected
+        assert request.verified(1).tokens.tolist() == (expected[:1] if request.is_chosen else [])
+    request.set_draft(np.array([7, 8], np.int32), max_nodes)
+    assert np.asarray(request.draft.scores) == pytest.approx([0.8, 0.1])
+    request.end_step(np.array([7], np.int32), max_nodes)
+    assert request.draft.tokens.tolist() == [8, 9]
+    request.end_step(np.array([8], np.int32), max_nodes)
+    assert not len(request.draft), "there was no lookup in between"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import rest_store
-from rest_store.bench.baselines import tree_of
+from rest_store.bench.baselines import merge_paths
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.errors import DeadlineError
 from tests.shared.services import PATIENCE
@@ -80,7 +80,7 @@ class Source:
             )
         self.chance.shuffle(paths)
         while paths:
-            tree = tree_of(paths)
+            tree = merge_paths(paths)
             if len(tree) <= max_nodes:
                 return tree
             paths.pop()

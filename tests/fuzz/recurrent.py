@@ -18,7 +18,7 @@ import torch
 import transformers
 
 import rest_store
-from rest_store.bench.baselines import tree_of
+from rest_store.bench.baselines import merge_paths
 from tests.fuzz import campaign
 from tests.shared.families import family_model
 from tests.shared.tiny import VOCABULARY, Drafted, Scripted, futures_of, prompts
@@ -50,7 +50,7 @@ def noisy(future: list[int], random: Any, max_nodes: int, noise: float) -> Any:
     tokens = [
         token if random.random() >= noise else int(random.integers(VOCABULARY)) for token in future
     ]
-    return tree_of([tokens[:max_nodes]] if max_nodes and tokens else [])
+    return merge_paths([tokens[:max_nodes]] if max_nodes and tokens else [])
 
 
 class Fuzzer(campaign.Fuzzer):

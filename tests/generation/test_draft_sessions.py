@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import rest_store.generation.generate as entry
-from rest_store.bench.baselines import tree_of
+from rest_store.bench.baselines import merge_paths
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.batch import draft_all
-from rest_store.drafting.costs import DraftPolicy
+from rest_store.drafting.draft_policy import DraftPolicy
 from rest_store.drafting.session_sources import SessionSources
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import DraftingWarning
@@ -46,7 +46,7 @@ class Faulty:
 
     def draft(self, *, max_nodes: int, costs: Any) -> TokenTree:
         self._do("draft")
-        return tree_of([[7, 8, 9]])
+        return merge_paths([[7, 8, 9]])
 
     def accept(self, tokens: Any) -> None:
         self._do("accept")
@@ -108,7 +108,9 @@ def test_a_tree_that_cannot_be_verified_costs_its_step_alone(every: int, rows: i
         nonlocal steps
         steps += 1
         return (
-            tree_of([[5, VOCABULARY]]) if steps % every == 0 else right(future, random, max_nodes)
+            merge_paths([[5, VOCABULARY]])
+            if steps % every == 0
+            else right(future, random, max_nodes)
         )
 
     what = "nothing was drafted" if every == 1 else "went on without"
@@ -176,9 +178,9 @@ def test_references_may_be_read_once() -> None:
 
 
 def test_a_draft_is_cut_to_the_depth_that_can_be_accepted() -> None:
-    tree = tree_of([[1, 2, 3], [1, 4], [5, 6, 7]])
+    tree = merge_paths([[1, 2, 3], [1, 4], [5, 6, 7]])
     assert pruned(tree, 5) is tree
-    assert pruned(tree, 2) == tree_of([[1, 2], [1, 4], [5, 6]])
+    assert pruned(tree, 2) == merge_paths([[1, 2], [1, 4], [5, 6]])
     assert len(pruned(tree, 0)) == len(pruned(tree, -1)) == 0
     scored = pruned(
         TokenTree([1, 2, 3], [-1, 0, -1], [1] * 3, origins=[1, 2, 3], scores=[0.5, 0.25, 1.0]), 1

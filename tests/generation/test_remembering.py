@@ -299,7 +299,7 @@ class Target:
         print(*documents[0], flush=True)
 
 target = Target()
-remember(target, [OutputDocument.of([1, 2], [3, 4, 5, 6])], RememberCounts())
+remember(target, [OutputDocument.from_output([1, 2], [3, 4, 5, 6])], RememberCounts())
 if sys.argv[1] != "blocked":
     atexit.register(target.exiting.set)
 """
@@ -327,7 +327,7 @@ class Target:
         print(*documents[0], flush=True)
 
 target = Target()
-remember(target, [OutputDocument.of([], [1, 2, 3, 4])], RememberCounts())
+remember(target, [OutputDocument.from_output([], [1, 2, 3, 4])], RememberCounts())
 target.called.wait()
 if child := os.fork():
     assert os.waitpid(child, 0)[1] == 0
@@ -335,7 +335,7 @@ if child := os.fork():
     assert flush(target, None)
 else:
     target.open.set()
-    remember(target, [OutputDocument.of([], [5, 6, 7, 8])], RememberCounts())
+    remember(target, [OutputDocument.from_output([], [5, 6, 7, 8])], RememberCounts())
     assert flush(target, None)
     os._exit(0)
 """

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import rest_store
-from rest_store.bench.baselines import tree_of
+from rest_store.bench.baselines import merge_paths
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ArgumentError, NotSupportedError
 from rest_store.generation import typical
@@ -48,7 +48,7 @@ def test_the_longest_path_is_that_of_medusas_code(
     """
     random = np.random.default_rng(seed)
     paths = [random.integers(0, 4, random.integers(1, 6)).tolist() for _ in range(6)]
-    tree = tree_of(paths)
+    tree = merge_paths(paths)
     temperature, threshold, alpha = 0.7, 0.3, 0.6
     logits = torch.from_numpy(random.normal(size=(1 + len(tree), 6)).astype(np.float32)) * 2
     probabilities = torch.softmax(logits / temperature, dim=-1)
@@ -71,7 +71,7 @@ def test_the_longest_path_is_that_of_medusas_code(
 
 
 def test_drafts_behind_the_end_of_a_text_do_not_count() -> None:
-    tree = tree_of([[1, 2, 3], [4, 5]])
+    tree = merge_paths([[1, 2, 3], [4, 5]])
     flat = torch.zeros(1 + len(tree), 6)
     assert path(tree, flat) == [1, 2, 3]
     assert path(tree, flat, ends=[1]) == [4, 5]

@@ -232,7 +232,7 @@ def test_what_waits_to_be_written_is_bounded(
     )
     monkeypatch.setattr(served.store, "delete", lambda ids, **options: slowly(len(ids)))
     request = request_.SerializeToString()
-    least = len(request) + (1 + parts) * writes._PART_BYTES
+    least = len(request) + (1 + parts) * writes._ITEM_BYTES
     monkeypatch.setattr(writes, "_MAX_BYTES", int(2.5 * least))
     handlers = Writes(catalog, ServiceLimits())
     handle = handlers.add if isinstance(request_, pb.AddRequest) else handlers.delete

@@ -107,15 +107,15 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
 ) -> None:
     begun: list[int] = []
     go_on = threading.Event()
-    text_of = served_session.text_of
+    parse_text = served_session.parse_text
 
     def held(data: bytes, vocabulary_size: int) -> Any:
         if len(data) > 4 * 4096:
             begun.append(len(data) // 4)
             assert go_on.wait(PATIENCE)
-        return text_of(data, vocabulary_size)
+        return parse_text(data, vocabulary_size)
 
-    monkeypatch.setattr(served_session, "text_of", held)
+    monkeypatch.setattr(served_session, "parse_text", held)
     long, heavy = opening(*[1] * 5000), pb.DraftRequest(contexts=[pb.Context(tokens=[1])] * 500)
 
     def opened(server: Server) -> int:

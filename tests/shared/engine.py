@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from rest_store.engines.metrics import EngineMetrics
-from rest_store.engines.request import NewRequest, StepRequest
-from rest_store.engines.request_drafter import NO_TREE, RequestDrafter
+from rest_store.engines.request import NO_TREE, NewRequest, StepRequest
+from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from tests.shared.strategies import Corpus, identity, write_datastore

@@ -14,7 +14,7 @@ import transformers
 from tokenizers import processors
 
 import rest_store
-from rest_store.bench.baselines import tree_of
+from rest_store.bench.baselines import merge_paths
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
@@ -232,7 +232,7 @@ class SameTree:
         self.paths = paths
 
     def draft(self, *, max_nodes: int, costs: Any) -> TokenTree:
-        return tree_of([path[:max_nodes] for path in self.paths])
+        return merge_paths([path[:max_nodes] for path in self.paths])
 
     def accept(self, tokens: Sequence[int]) -> None:
         pass
@@ -268,13 +268,13 @@ def drafted(
 
 
 def right(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
-    return tree_of([future[: min(5, max_nodes)]])
+    return merge_paths([future[: min(5, max_nodes)]])
 
 
 def wrong(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
     never = [(token + 1) % VOCABULARY for token in future[:4]] or [5]
-    tree = tree_of([never[:3], [*never[:1], 7, 8]])
-    return tree if len(tree) <= max_nodes else tree_of([never[:max_nodes]])
+    tree = merge_paths([never[:3], [*never[:1], 7, 8]])
+    return tree if len(tree) <= max_nodes else merge_paths([never[:max_nodes]])
 
 
 def bushy(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
@@ -287,7 +287,7 @@ def bushy(future: list[int], random: np.random.Generator, max_nodes: int) -> Tok
         for cut in random.integers(0, len(true) + 1, 3)
     ]
     paths.insert(int(random.integers(0, 4)), true)
-    tree = tree_of([path for path in paths if path])
+    tree = merge_paths([path for path in paths if path])
     return tree if len(tree) <= max_nodes else EMPTY
 
 

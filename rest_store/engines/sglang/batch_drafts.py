@@ -12,9 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rest_store.drafting.draft_options import TopK
 from rest_store.engines.likely_tokens import likely_tokens
-from rest_store.engines.request import NewRequest, Rows, StepRequest, Tokens, extras_of
-from rest_store.engines.request_drafter import NO_TREE, RequestDrafter
+from rest_store.engines.request import (
+    NO_TREE,
+    NewRequest,
+    StepRequest,
+    Tokens,
+    parse_extra_arguments,
+)
+from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sglang.verify_arrays import verify_arrays
 
 if TYPE_CHECKING:
@@ -42,7 +49,7 @@ class BatchDrafts:
         self._sizes: dict[str, int] = {}  # of the drafts of the latest step
         self._indices: dict[str, int] = {}  # of requests in `_likely`
         # Of the latest step, on the device until it is asked for.
-        self._likely: torch.Tensor | Rows | None = None
+        self._likely: torch.Tensor | TopK | None = None
 
     def arrays(
         self, batch: ScheduleBatch, *, is_ahead: bool
@@ -105,9 +112,9 @@ class BatchDrafts:
                 request.rid,
                 _tokens(prompt, output, newest[:missing]),
                 len(prompt),
-                most=sampling.max_new_tokens,
+                max_tokens=sampling.max_new_tokens,
                 ends=frozenset(ends).union(sampling.stop_token_ids or ()),
-                **extras_of(
+                **parse_extra_arguments(
                     sampling.custom_params, partial(self._drafter.metrics.count_error, "references")
                 ),
             )
@@ -135,7 +142,7 @@ class BatchDrafts:
         must_go_on = request.decode_batch_idx < sampling.min_new_tokens
         return 0 if is_penalized or must_go_on else self._nodes - 1
 
-    def _likely_rows(self, rid: str) -> Rows | None:
+    def _likely_rows(self, rid: str) -> TopK | None:
         """Return what the model found likely after the text and each node of the latest draft.
 
         None if unknown.
@@ -144,7 +151,7 @@ class BatchDrafts:
             return None
         if isinstance(self._likely, torch.Tensor):
             self._likely = self._likely.cpu().numpy()
-        rows: Rows = self._likely.reshape(len(self._indices), -1, self._likely.shape[1])[
+        rows: TopK = self._likely.reshape(len(self._indices), -1, self._likely.shape[1])[
             self._indices[rid]
         ]
         return rows[: 1 + self._sizes.get(rid, 0)]

@@ -24,7 +24,7 @@ import torch
 
 from rest_store.drafting.arbitration import Head
 from rest_store.engines.metrics import EngineMetrics
-from rest_store.engines.request import NewRequest, extras_of
+from rest_store.engines.request import NewRequest, parse_extra_arguments
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sources import EngineSources
 from rest_store.engines.vllm.seam import CREATE, INIT, PARTS, PROPOSE
@@ -180,15 +180,15 @@ def _begin(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
             ours.drafter.metrics.count_error("requests", error)
 
 
-def _request(new: Any, failed: Callable[[str], None]) -> NewRequest:
+def _request(new: Any, report: Callable[[str], None]) -> NewRequest:
     """Return what is known of a new request of vLLM's scheduler, a `NewRequestData`."""
     return NewRequest(
         id=new.req_id,
         tokens=new.prefill_token_ids,
-        prompt=new.prompt_len,
-        most=new.sampling_params.max_tokens,
+        prompt_length=new.prompt_len,
+        max_tokens=new.sampling_params.max_tokens,
         ends=frozenset(new.sampling_params.all_stop_token_ids),
-        **extras_of(new.sampling_params.extra_args, failed),
+        **parse_extra_arguments(new.sampling_params.extra_args, report),
     )
 
 
@@ -245,7 +245,7 @@ def _speculator(
     if get_tp_group().rank_in_group:
         return None
     model = vllm_config.model_config
-    most = int(vllm_config.speculative_config.num_speculative_tokens)
+    max_nodes = int(vllm_config.speculative_config.num_speculative_tokens)
     vocabulary_size = int(model.get_vocab_size())
     tokenizer = cached_tokenizer_from_config(model)
     sources = EngineSources(
@@ -272,8 +272,8 @@ def _speculator(
     return Speculator(
         drafter,
         req_states,
-        most=most,
-        longest=int(model.max_model_len),
+        max_nodes=max_nodes,
+        max_length=int(model.max_model_len),
         lag=lag,
         head=head,
     )

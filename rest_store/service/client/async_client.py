@@ -16,13 +16,13 @@ B = TypeVar("B", DatastoreClient, DraftSession)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_MAX_THREADS = 64  # calls that wait at once; others begin when one of these has ended
+_MAX_THREADS = 64  # calls at once; more calls wait until one of these has ended
 
 
 def _awaited(
     method: Callable[Concatenate[B, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return the method that calls `method` of the blocking object in a thread, and is awaited."""
+    """Return a coroutine function that calls `method` of the blocking object in a thread."""
 
     @functools.wraps(method)
     async def call(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
@@ -35,23 +35,21 @@ def _awaited(
 def _taking(
     make: Callable[P, DatastoreClient],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Return a decorator for a constructor that takes what `make` does."""
+    """Return a decorator that gives a constructor the signature of `make`."""
     return functools.wraps(make.__init__)
 
 
 class AsyncDatastoreClient:
     """`DatastoreClient` for asyncio: the same arguments, methods, answers and errors.
 
-    Each method is awaited.
-
-    A task that is cancelled stops waiting; its call ends at its deadline. Thread-safe, and for any
-    event loop.
+    Each method is a coroutine. A task that is cancelled stops waiting, and its call ends at the
+    deadline. Thread-safe, and usable in any event loop.
     """
 
     @_taking(DatastoreClient)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._blocking = DatastoreClient(*arguments, **options)
-        # They end with this object.
+        # The threads end with this object.
         self._threads = ThreadPoolExecutor(_MAX_THREADS, "rest-store client")
 
     info = _awaited(DatastoreClient.info)
@@ -95,10 +93,10 @@ class AsyncDatastoreClient:
 
 
 class AsyncDraftSession:
-    """A `DraftSession` for asyncio. Made by `AsyncDatastoreClient.draft_session`.
+    """A `DraftSession` for asyncio, made by `AsyncDatastoreClient.draft_session`.
 
-    Its calls run one after the other: one that is made after another was cancelled waits until that
-    has ended.
+    Its calls run one after the other. A cancelled call goes on until it ends; the next one waits
+    for that.
 
     Args:
         session: the session.

@@ -39,46 +39,47 @@ from rest_store.service.client.partition import PartitionClient, Partitions
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests
 from rest_store.service.client.trees import sum_trees
 
-_SENT_TOKENS = 64  # of an opening without `send_text`
+_OPENING_TOKENS = 64  # of the text, where the client is not to send all of it
 
 T = TypeVar("T")
 
 
 class DatastoreClient:
-    """A datastore behind a service (`rest-store serve`), with the
-    methods and answers of `Datastore`.
+    """The datastores of a service (`rest-store serve`), with the methods of `Datastore`.
 
-    Also a source for `DraftSession`: the service runs a whole session, and its trees are merged
-    with those of the other sources. Connects when it is first used, and reconnects by itself. A
-    call that fails because the service is away, late or overloaded is made again, at another
-    endpoint where there is one, then after growing pauses, and never beyond its deadline: all calls
-    only read, or do nothing more the second time.
+    A client is also a source for `DraftSession`: the service runs a whole session, and its trees
+    are merged with those of the other sources.
 
-    Thread-safe. gRPC does not survive a fork: in a process forked after the first call, calls raise
-    ServiceUnavailableError. Make the client there.
+    The client connects when it is first used, and reconnects by itself. It repeats a call that
+    fails because the service is away, late or overloaded: at another endpoint if there is one, then
+    after growing pauses, and never beyond the deadline. This is safe: a call only reads, or does
+    nothing more the second time.
+
+    Thread-safe. gRPC does not survive a fork: in a process that was forked after the first call,
+    calls raise ServiceUnavailableError. Make another client there.
 
     Args:
-        targets: `HOST:PORT` or `unix:/path`, or a list of several that serve the same. A datastore
-            that is served in partitions has a list of such lists, one for each partition: `[["a:1",
-            "b:1"], ["a:2", "b:2"]]`. As one string, as on command lines: `a:1,b:1;a:2,b:2`; with
-            the name of a datastore: `a:1/code`, `unix:/path#code`. All partitions are asked at
-            once, and all have to answer; in a draft session, a partition that does not is left out
-            of a step.
-        datastore: name or names of the datastores to ask; None: all whose tokenizer matches, of
-            those that are there when the client connects.
-        namespace: whose documents are asked, of live datastores, and written; "": those without
-            one.
-        tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`; a
-            service with another is refused.
+        targets: an address, `HOST:PORT` or `unix:/path`, or a list of the addresses of equal
+            services. A datastore that is served in partitions has a list of such lists, one for
+            each partition: `[["a:1", "b:1"], ["a:2", "b:2"]]`. The same as one string, as on
+            command lines, is `a:1,b:1;a:2,b:2`. An address may end with the name of a datastore:
+            `a:1/code`, `unix:/path#code`. A query needs the answers of all partitions. A draft
+            session leaves a partition that does not answer out of a step.
+        datastore: name or names of the datastores to ask; None: all datastores with the same
+            tokenizer that are there when the client connects.
+        namespace: of live datastores, the namespace that is read and written; "": the documents
+            without one.
+        tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`. A
+            service with another tokenizer is refused.
         token: bearer token.
         tls: certificates; None: no TLS, for this machine and trusted networks.
         timeout: seconds for each query, all attempts together, and for each step of a session.
-        send_text: whether the service gets the whole text of a draft session, not only the last 64
-            tokens and what the model writes from then on.
+        send_text: whether the service gets the whole text of a draft session. Otherwise it gets the
+            last 64 tokens, and the tokens that the model writes from then on.
 
     Raises:
-        ArgumentError: an address, certificate, list of datastores or name that is not valid; or a
-            number out of range.
+        ArgumentError: an address, a certificate, the list of datastores or a name is not valid, or
+            a number is out of range.
         DocumentError: `namespace` is not a name.
         TokenizerLoadError: `tokenizer` is not a tokenizer.
     """
@@ -97,34 +98,34 @@ class DatastoreClient:
     ) -> None:
         if isinstance(targets, str):
             targets, name = split_location(targets)
-            datastore = name if datastore is None else datastore
-        groups, names = target_groups(targets), _names(datastore)
-        self._target = ";".join(map(",".join, groups))
-        self._names = names
+            if datastore is None:
+                datastore = name
+        groups = target_groups(targets)
+        self._target = ";".join(",".join(group) for group in groups)
+        self._names = _names(datastore)
         self._timeout = check_seconds(timeout)
-        self._opening_tokens = None if send_text else _SENT_TOKENS
+        self._opening_tokens = None if send_text else _OPENING_TOKENS
         identity = None if tokenizer is None else identity_of(tokenizer)
         dialer = Dialer(token, tls)
-        space = label("client", "a namespace", namespace)
+        checked = label("client", "a namespace", namespace)
         self._partitions = Partitions(
-            [PartitionClient(group, dialer, names, identity, space) for group in groups]
+            [PartitionClient(group, dialer, self._names, identity, checked) for group in groups]
         )
         self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
 
     @property
     def tokenizer(self) -> TokenizerIdentity:
-        """The tokenizer of the datastores asked; asks the service if it is not known yet.
+        """The tokenizer of the datastores. The first use may ask the service.
 
         Raises:
             ServiceError: no answer; the subclass says why.
         """
-        known = self._partitions.members[0].requests
-        return (self.info() if known is None else known.info).tokenizer
+        requests = self._partitions.members[0].requests
+        info = self.info() if requests is None else requests.info
+        return info.tokenizer
 
     def info(self, *, timeout: float = 10.0) -> ServiceInfo:
-        """Ask what the service is, and which of its datastores this client asks.
-
-        Connect before, if need be.
+        """Ask for the description of the service and of the datastores that this client asks.
 
         Raises:
             TokenizerMismatchError: its tokenizer is not the one passed in; says what differs.
@@ -136,28 +137,29 @@ class DatastoreClient:
     def longest_suffix_match(
         self, context: IntSequence, *, max_suffix: int = 16, datastore: str | None = None
     ) -> SuffixMatch:
-        """Return what `Datastore.longest_suffix_match` does.
+        """Return the answer of `Datastore.longest_suffix_match`.
 
-        Of several datastores the longest, of equals the first.
+        Of several datastores it is the longest match, of equals the first.
 
         Raises:
             QueryError: as there.
             ServiceError: as `draft`.
         """
-        return self.draft(
+        tree = self.draft(
             context, max_nodes=1, max_suffix=max_suffix, max_depth=1, datastore=datastore
-        ).match
+        )
+        return tree.match
 
     def count(self, tokens: IntSequence, *, datastore: str | None = None) -> int:
-        """Return what `Datastore.count` does; of several datastores, and of partitions, the sum.
+        """Return the answer of `Datastore.count`, summed over datastores and partitions.
 
-        Raises as `draft`.
+        Raises:
+            QueryError, ServiceError: as `draft`.
         """
-        return sum(
-            self._partitions.ask(
-                lambda requests: requests.count(tokens, datastore), _ends(self._timeout)
-            )
+        counts = self._partitions.ask(
+            lambda requests: requests.count(tokens, datastore), _ends(self._timeout)
         )
+        return sum(counts)
 
     def draft(
         self,
@@ -168,23 +170,26 @@ class DatastoreClient:
         max_depth: int = 10,
         datastore: str | None = None,
     ) -> TokenTree:
-        """Return what `Datastore.draft` does.
+        """Return the answer of `Datastore.draft`.
 
-        Of several datastores the tree of the longest match, of equals the first.
+        Of several datastores it is the tree of the longest match, of equals the first. `datastore`
+        names the only one to ask; likewise in the other queries.
 
-        `datastore` names the only one to ask; likewise in the other queries. In partitions, the
-        trees of those with the longest match are joined by path and their counts summed. A path
-        that a partition has beyond its `max_nodes` heaviest is missing from the sum: counts may be
-        too small, and light nodes others than those of the whole datastore.
+        Of several partitions, the trees with the longest match are joined by path, and the counts
+        of a path are summed. The sum lacks the counts of partitions in which the path is not among
+        the `max_nodes` heaviest. So counts may be too small, and light nodes may differ from those
+        of the whole datastore.
 
         Raises:
             QueryError: as there.
             ServiceError: no answer; the subclass says why.
         """
-        tree_limits = check_tree_limits(max_nodes, max_suffix, max_depth)
-        [tree] = self._draft(
-            lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore
-        )
+        limits = check_tree_limits(max_nodes, max_suffix, max_depth)
+
+        def ends(vocabulary_size: int) -> list[list[int]]:
+            return [tail(context, limits.max_suffix, vocabulary_size)]
+
+        [tree] = self._draft(ends, limits, datastore)
         return tree
 
     def draft_batch(
@@ -196,44 +201,49 @@ class DatastoreClient:
         max_depth: int = 10,
         datastore: str | None = None,
     ) -> list[TokenTree]:
-        """Return what `draft` returns, for each of `contexts`.
+        """Return the answer of `draft` for each of `contexts`.
 
-        The service limits how many (`info().limits`).
+        The service limits the number of contexts (`info().limits`).
 
         Raises:
             QueryError: as `draft`; the message names the index of the context.
             ServiceError: as `draft`.
         """
-        tree_limits = check_tree_limits(max_nodes, max_suffix, max_depth)
+        limits = check_tree_limits(max_nodes, max_suffix, max_depth)
         if not batch(contexts):
             return []
-        return self._draft(
-            lambda size: tails(contexts, tree_limits[1], size), tree_limits, datastore
-        )
+
+        def ends(vocabulary_size: int) -> list[list[int]]:
+            return tails(contexts, limits.max_suffix, vocabulary_size)
+
+        return self._draft(ends, limits, datastore)
 
     def _draft(
         self,
-        tails_of: Callable[[int], list[list[int]]],
-        tree_limits: TreeLimits,
+        ends: Callable[[int], list[list[int]]],
+        limits: TreeLimits,
         datastore: str | None,
     ) -> list[TokenTree]:
         """Return the tree of each context.
 
-        `tails_of` returns their ends, given the size of the vocabulary.
+        Args:
+            ends: returns the last tokens of each context, given the size of the vocabulary.
+            limits: of each tree.
+            datastore: name of the only datastore to ask; None: all.
         """
-        answers = self._partitions.ask(
-            lambda requests: requests.draft(
-                tails_of(requests.vocabulary_size), tree_limits, datastore
-            ),
-            _ends(self._timeout),
-        )
+
+        def request(requests: Requests) -> Request[list[list[TokenTree]]]:
+            return requests.draft(ends(requests.vocabulary_size), limits, datastore)
+
+        # For each partition, for each context, for each datastore.
+        answers = self._partitions.ask(request, _ends(self._timeout))
         trees = []
-        for of_partitions in zip(*answers, strict=True):
-            of_datastores = [
-                sum_trees(partitions, tree_limits[0])
-                for partitions in zip(*of_partitions, strict=True)
+        for context_answers in zip(*answers, strict=True):
+            sums = [
+                sum_trees(partition_trees, limits.max_nodes)
+                for partition_trees in zip(*context_answers, strict=True)
             ]
-            trees.append(max(of_datastores, key=lambda tree: tree.match.length))
+            trees.append(max(sums, key=lambda tree: tree.match.length))
         return trees
 
     def add(
@@ -249,39 +259,40 @@ class DatastoreClient:
     ) -> AddedDocuments:
         """Add documents to a live datastore.
 
-        Return when they are durable, and visible to all its clients.
+        The documents are durable, and visible to all clients, when this returns.
 
-        An attempt that fails is repeated: an id makes sure that nothing is added twice, so calling
-        again with the same `ids` is safe after any error.
+        An attempt that fails is repeated. Nothing is added twice, since an id stands for one
+        document. So a call with the same `ids` is safe after any error.
 
         Args:
-            documents: token sequences, 1-D integers, at least one each; the service limits how
-                many, and their size together (`info().limits`, `max_contexts` and
+            documents: token sequences, 1-D integers, at least one each. The service limits their
+                number and their size together (`info().limits`, `max_contexts` and
                 `max_message_bytes`).
-            ids: one for each; the same id stands for the same document, which is not added again.
-                None: new ones.
+            ids: one for each document. The same id stands for the same document, which is not added
+                again. None: new ids.
             datastore: its name; None: the only live one that this client asks.
             namespace: as in `LiveDatastore.add`; None: that of this client.
             group: as there.
             epoch: as there.
-            timeout: seconds for all of it.
+            timeout: seconds for all attempts together.
 
         Returns:
-            The ids, in the order of `documents`, and which were added and which were there already,
-            as `LiveDatastore.add`. After a repeated attempt, what the first one added counts as
-            there.
+            The ids, in the order of `documents`, and whether each document was new, as
+            `LiveDatastore.add`. After a repeated attempt, documents that the first attempt added do
+            not count as new.
 
         Raises:
             DocumentError, QueryError, StorageError: as `LiveDatastore.add`.
             ArgumentError, MessageSizeError: more than the service takes in one message.
             DatastoreFormatError: the datastore is frozen.
-            UnknownDatastoreError: there is none of that name, or none was named and there are
-                others than one.
+            UnknownDatastoreError: there is no datastore of that name; or `datastore` is None, and
+                the number of live ones is not 1.
             PermissionDeniedError: the token of this client may only read.
             ServiceError: no answer; the subclass says why.
         """
         return self._write(
-            lambda some: some.add(documents, ids, datastore, namespace, group, epoch), timeout
+            lambda requests: requests.add(documents, ids, datastore, namespace, group, epoch),
+            timeout,
         )
 
     def delete(
@@ -292,35 +303,37 @@ class DatastoreClient:
         namespace: str | None = None,
         timeout: float = WRITE_SECONDS,
     ) -> int:
-        """Delete documents of a live datastore: when this returns, no
-        answer of it holds them, and none of its files.
+        """Delete documents of a live datastore.
+
+        No answer and no file of the datastore holds the documents when this returns.
 
         Args:
-            ids: of the documents; those that are not there are passed over.
+            ids: of the documents. An id without a document is passed over.
             datastore: as in `add`.
             namespace: as in `add`.
-            timeout: seconds for all of it; the segments that held them are sorted anew.
+            timeout: seconds for all attempts together. The service sorts the segments that held the
+                documents anew.
 
         Returns:
-            How many documents there were; too few where an attempt had to be repeated.
+            The number of documents that were deleted; too few where an attempt was repeated.
 
         Raises:
             DocumentError: an id is invalid.
             ArgumentError, DatastoreFormatError, UnknownDatastoreError, PermissionDeniedError,
                 StorageError, ServiceError: as `add`.
         """
-        return self._write(lambda some: some.delete(ids, datastore, namespace), timeout)
+        return self._write(lambda requests: requests.delete(ids, datastore, namespace), timeout)
 
     def _write(self, make: Callable[[Requests], Request[tuple[T, int]]], timeout: float) -> T:
-        # Partitions are frozen, so that none makes a request.
-        return self._partitions.ask(make, _ends(timeout))[0][0]
+        # A datastore in partitions is frozen, so that `make` raises: there is one answer.
+        answers = self._partitions.ask(make, _ends(timeout))
+        written, _ = answers[0]
+        return written
 
     def members(
         self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]
     ) -> list[ServiceMember]:
-        """Return a new session's members for `DraftSession`, one for
-        each partition, as `MemberSource.members`.
-        """
+        """Return the members of a new session, one for each partition, as `MemberSource`."""
         return [
             ServiceMember(
                 self._partitions,
@@ -334,15 +347,15 @@ class DatastoreClient:
         ]
 
     def close(self) -> None:
-        """Close its connections; later calls raise ServiceUnavailableError. May be called again."""
+        """Close all connections; later calls raise ServiceUnavailableError. May be called again."""
         for call in tuple(self._before_close):
             call(self)
         self._partitions.close()
 
     def before_close(self, call: Callable[[DatastoreClient], object]) -> None:
-        """Have `close` call `call` with this client first, for what is queued to be added.
+        """Have `close` first call `call` with this client, to add documents that are queued.
 
-        Once for each `call`.
+        A function that is passed twice is called once.
         """
         self._before_close[call] = None
 
@@ -353,8 +366,10 @@ class DatastoreClient:
         self.close()
 
     def __str__(self) -> str:
-        """What it was made with, for statistics: "code at 127.0.0.1:50051", or the target alone."""
-        return f"{', '.join(self._names)} at {self._target}" if self._names else self._target
+        """Its name in statistics: "code at 127.0.0.1:50051", or the target alone."""
+        if not self._names:
+            return self._target
+        return f"{', '.join(self._names)} at {self._target}"
 
     def __repr__(self) -> str:
         return f"DatastoreClient({self._target!r})"
@@ -372,15 +387,11 @@ def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:
     """
     if datastore is None:
         return ()
-    several = [datastore] if isinstance(datastore, str) else datastore
     try:
-        names = tuple(several)
+        names = (datastore,) if isinstance(datastore, str) else tuple(datastore)
     except TypeError:
         names = ()
     if not names or not all(map(is_name, names)) or len(set(names)) < len(names):
-        raise ArgumentError(
-            describe(
-                "client", "datastore", repr(datastore), "one or more names, each once, or None"
-            )
-        )
+        expected = "one or more names, each once, or None"
+        raise ArgumentError(describe("client", "datastore", repr(datastore), expected))
     return names

@@ -1,4 +1,4 @@
-"""What `rest-store info` shows of a service, and of a datastore that is served in partitions."""
+"""The output of `rest-store info` for a service, or for a datastore served in partitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rest_store.service.client.descriptions import ServedDatastore, ServiceInfo
 
 
 def show_service(target: str, *, timeout: float, as_json: bool, **reach: Any) -> None:
-    """Print what the service, or the partitions, at `target` are; all partitions have to answer.
+    """Print the description of a service; of a datastore in partitions, all have to answer.
 
     Args:
         target: as `DatastoreClient` takes it.
@@ -38,6 +38,12 @@ def show_service(target: str, *, timeout: float, as_json: bool, **reach: Any) ->
 
 
 def _datastore(datastore: ServedDatastore) -> dict[str, Any]:
+    built = None
+    if datastore.built is not None:
+        built = datastore.built.isoformat(timespec="seconds")
+    partition = None
+    if datastore.partition is not None:
+        partition = datastore.partition._asdict()
     return {
         "name": datastore.name,
         "tokenizer": {
@@ -48,9 +54,9 @@ def _datastore(datastore: ServedDatastore) -> dict[str, Any]:
         "documents": datastore.document_count,
         "shards": datastore.shard_count,
         "size": datastore.size,
-        "built": None if datastore.built is None else datastore.built.isoformat(timespec="seconds"),
+        "built": built,
         "live": datastore.is_live,
-        "partition": None if datastore.partition is None else datastore.partition._asdict(),
+        "partition": partition,
     }
 
 

@@ -1,6 +1,4 @@
-"""What services say of themselves, and how the descriptions of the
-partitions of one datastore go together.
-"""
+"""Descriptions of services, and of the partitions of one datastore together."""
 
 from __future__ import annotations
 
@@ -22,9 +20,12 @@ from rest_store.v1 import datastore_pb2 as pb
 
 
 class ServedPartition(NamedTuple):
-    """Partition `number`, 1..total, of a datastore.
+    """A partition of a datastore that a service has.
 
-    `build` is the digest of the manifest of the whole, "sha256:...".
+    Attributes:
+        number: 1..total.
+        total: number of partitions of the datastore.
+        build: digest of the manifest of the whole datastore, "sha256:...".
     """
 
     number: int
@@ -37,12 +38,13 @@ class ServedPartition(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedDatastore:
-    """One datastore of a service; fields as in the message DatastoreDescription.
+    """A datastore of a service. Other fields are as in the message DatastoreDescription.
 
     Attributes:
-        built: of a live one, when the newest document was added; None: there is none.
-        is_live: whether it grows; else it is frozen.
-        partition: which partition of a larger datastore this is; None: it is whole.
+        built: when it was built; of a live one, when the newest document was added; None: it has no
+            document.
+        is_live: whether it grows; otherwise it is frozen.
+        partition: the partition that is served; None: the whole datastore.
     """
 
     name: str
@@ -56,16 +58,18 @@ class ServedDatastore:
     partition: ServedPartition | None = None
 
     def __str__(self) -> str:
-        return self.name if self.partition is None else f"{self.name}, {self.partition}"
+        if self.partition is None:
+            return self.name
+        return f"{self.name}, {self.partition}"
 
 
 @dataclass(frozen=True)
 class ServiceInfo:
-    """What a client asks of a service; names as in `DatastoreInfo` where they mean the same.
+    """A service and those of its datastores that a client asks.
 
     Attributes:
         target: the endpoint that answered; of partitions, all of them.
-        version: release of rest-store that serves.
+        version: release of rest-store.
         datastores: those that the client asks, in the order of their answers; of partitions, those
             of each.
         limits: name to value, as in the message ServiceLimits.
@@ -90,26 +94,26 @@ def service_info(
     *,
     live: bool = False,
 ) -> ServiceInfo:
-    """Return what a client asks of the service that `response` describes.
+    """Return the description of a service.
 
     Args:
-        response: the description.
-        names: of the datastores to ask; empty: all whose tokenizer matches.
-        tokenizer: the one in use; None: that of the datastores.
+        response: the message.
+        names: of the datastores to ask; empty: all datastores with the same tokenizer.
+        tokenizer: the tokenizer in use; None: that of the datastores.
         target: address of the service, for messages.
-        live: whether only live ones are asked where none is named.
+        live: whether to ask only live datastores if `names` is empty.
 
     Raises:
-        TokenizerMismatchError: a datastore to be asked was built with another tokenizer; says what
-            differs.
+        TokenizerMismatchError: a datastore to ask was built with another tokenizer; the message
+            says what differs.
         UnknownDatastoreError: the service has no datastore of a name.
         ProtocolError: the description contradicts itself.
     """
     served = {message.name: _datastore(message, target) for message in response.datastores}
     if not served or len(served) != len(response.datastores):
-        found = reprlib.repr([message.name for message in response.datastores])
+        names_served = reprlib.repr([message.name for message in response.datastores])
         raise ProtocolError(
-            describe(target, "datastores", found, "one or more, with distinct names")
+            describe(target, "list of datastores", names_served, "one or more distinct names")
         )
     chosen = _chosen(served, names, tokenizer, target, live)
     limits = {
@@ -120,7 +124,7 @@ def service_info(
 
 
 def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore:
-    """Return what a message describes; raise ProtocolError if that is no datastore."""
+    """Return the datastore of a description; raise ProtocolError if it is not valid."""
     fields = message.tokenizer
     described = {
         "name": fields.name,
@@ -128,16 +132,21 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
         "vocabulary_size": fields.vocabulary_size,
         "special_tokens": dict(fields.special_tokens),
         "added_tokens": dict(fields.added_tokens),
-        **({"encoding": fields.encoding} if fields.encoding else {}),
     }
+    if fields.encoding:
+        described["encoding"] = fields.encoding
+    built = None
     try:
         tokenizer = TokenizerIdentity.from_manifest(
             described, f"{target}: datastore '{message.name}'"
         )
-        built = datetime.fromtimestamp(message.built, timezone.utc) if message.built else None
+        if message.built:
+            built = datetime.fromtimestamp(message.built, timezone.utc)
     except (DatastoreFormatError, ValueError, OverflowError, OSError) as error:
+        found = f"not valid ({error})"
+        expected = "a name, a tokenizer and a time"
         raise ProtocolError(
-            describe(target, "description", f"wrong ({error})", "one of a datastore")
+            describe(target, "description of a datastore", found, expected)
         ) from None
     partition = None
     if message.HasField("partition"):
@@ -145,12 +154,25 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
             message.partition.number, message.partition.total, message.partition.build
         )
         if not 1 <= partition.number <= partition.total:
-            expected = "one of the partitions that there are"
             raise ProtocolError(
-                describe(target, f"partition of datastore '{message.name}'", partition, expected)
+                describe(
+                    target,
+                    f"partition of datastore '{message.name}'",
+                    partition,
+                    f"a number of 1..{partition.total}",
+                )
             )
-    sizes = (message.token_count, message.document_count, message.shard_count, message.size)
-    return ServedDatastore(message.name, tokenizer, *sizes, built, message.live, partition)
+    return ServedDatastore(
+        name=message.name,
+        tokenizer=tokenizer,
+        token_count=message.token_count,
+        document_count=message.document_count,
+        shard_count=message.shard_count,
+        size=message.size,
+        built=built,
+        is_live=message.live,
+        partition=partition,
+    )
 
 
 def _chosen(
@@ -160,73 +182,68 @@ def _chosen(
     target: str,
     live: bool,
 ) -> tuple[ServedDatastore, ...]:
-    """Return the datastores that answer requests, in the order of their answers.
-
-    Raise as `service_info`.
-    """
+    """Return the datastores to ask, in the order of their answers; raises as `service_info`."""
     for name in names:
         if name not in served:
             expected = "one of " + ", ".join(map(repr, served))
             raise UnknownDatastoreError(describe(target, f"datastore '{name}'", "absent", expected))
-    chosen = tuple(served[name] for name in names or served)
-    if not names:
-        matching = [
-            one
-            for one in chosen
-            if tokenizer in (None, one.tokenizer) and (one.is_live or not live)
+    if names:
+        chosen = [served[name] for name in names]
+    else:
+        chosen = [
+            datastore
+            for datastore in served.values()
+            if tokenizer in (None, datastore.tokenizer) and (datastore.is_live or not live)
         ]
-        chosen = tuple(matching) or chosen[:1]
+    if not chosen:  # the first one, for an error that says what differs
+        chosen = [next(iter(served.values()))]
+    first = chosen[0]
     for datastore in chosen:
         if tokenizer is not None:
             datastore.tokenizer.require_same(tokenizer, f"{target}: datastore '{datastore.name}'")
-        elif datastore.tokenizer != chosen[0].tokenizer:
-            what, found = (
-                f"tokenizer of datastore '{datastore.name}'",
-                f"'{datastore.tokenizer.name}'",
-            )
+        elif datastore.tokenizer != first.tokenizer:
+            what = f"tokenizer of datastore '{datastore.name}'"
             expected = (
-                f"'{chosen[0].tokenizer.name}' as of '{chosen[0].name}'; name datastores or a"
-                " tokenizer"
+                f"'{first.tokenizer.name}' as of '{first.name}'; name datastores or a tokenizer"
             )
-            raise TokenizerMismatchError(describe(target, what, found, expected))
-    return chosen
+            raise TokenizerMismatchError(
+                describe(target, what, f"'{datastore.tokenizer.name}'", expected)
+            )
+    return tuple(chosen)
 
 
-def require_one_build(infos: Sequence[ServiceInfo], partitions: int) -> None:
-    """Raise DatastoreFormatError unless descriptions are those of
-    different partitions of one build that has so many `partitions`.
+def require_one_build(infos: Sequence[ServiceInfo], total: int) -> None:
+    """Raise DatastoreFormatError unless services have different partitions of one build.
+
+    Args:
+        infos: their descriptions.
+        total: number of partitions of the build.
     """
-    served = [datastore for info in infos for datastore in info.datastores]
-    builds = {
-        frozenset((one.name, one.partition and one.partition.build) for one in info.datastores)
-        for info in infos
-    }
-    are_of_so_many = all(
-        one.partition is not None and one.partition.total == partitions for one in served
+    builds = set()
+    partitions = set()
+    served = 0
+    are_of_total = True
+    for info in infos:
+        build = {(one.name, one.partition and one.partition.build) for one in info.datastores}
+        builds.add(frozenset(build))
+        for datastore in info.datastores:
+            served += 1
+            partitions.add((datastore.name, datastore.partition))
+            partition = datastore.partition
+            are_of_total = are_of_total and partition is not None and partition.total == total
+    are_distinct = len(partitions) == served
+    if len(builds) == 1 and are_distinct and are_of_total:
+        return
+    found = ", ".join(f"{info.target} ({', '.join(map(str, info.datastores))})" for info in infos)
+    raise DatastoreFormatError(
+        "partitions",
+        describe("client", "set of datastores", found, f"{total} partitions of one build"),
     )
-    if (
-        not are_of_so_many
-        or len(builds) > 1
-        or len({(one.name, one.partition) for one in served}) < len(served)
-    ):
-        found = [f"{info.target} ({', '.join(map(str, info.datastores))})" for info in infos]
-        raise DatastoreFormatError(
-            "partitions",
-            describe(
-                "client",
-                "what is served",
-                ", ".join(found),
-                f"{partitions} partitions of one build",
-            ),
-        )
 
 
 def combined_info(infos: Sequence[ServiceInfo]) -> ServiceInfo:
-    """Return the description of all partitions together: the
-    datastores of one after those of the other.
-    """
+    """Return the description of all partitions together, their datastores one after the other."""
     limits = {name: min(info.limits[name] for info in infos) for name in infos[0].limits}
     datastores = tuple(datastore for info in infos for datastore in info.datastores)
-    return ServiceInfo(
-        "; ".join(info.target for info in infos), infos[0].version, datastores, limits
-    )
+    target = "; ".join(info.target for info in infos)
+    return ServiceInfo(target, infos[0].version, datastores, limits)

@@ -1,6 +1,4 @@
-"""One endpoint of a service: its gRPC channel, which is made when
-it is first needed and reconnects by itself.
-"""
+"""An endpoint of a service, and its gRPC channel."""
 
 from __future__ import annotations
 
@@ -21,7 +19,9 @@ _SERVICE = "/rest_store.v1.DatastoreService/"
 
 
 class Endpoint:
-    """One address and the channel to it. Thread-safe.
+    """An address and the channel to it. Thread-safe.
+
+    The channel is made when it is first needed, and reconnects by itself.
 
     Args:
         target: the address, as gRPC takes it.
@@ -32,14 +32,12 @@ class Endpoint:
         self.target = target
         self._dialer = dialer
         self._channel: grpc.Channel | None = None
-        self._process: int | None = None  # the one that connected
+        self._process: int | None = None  # id of the process that connected
         self._closed = False
         self._lock = threading.Lock()
 
     def require_usable(self) -> None:
-        """Raise ServiceUnavailableError if it was closed, or
-        connected before this process was forked.
-        """
+        """Raise ServiceUnavailableError after `close`, and in a fork of the connected process."""
         if self._closed:
             raise ServiceUnavailableError("client: the client is closed")
         if self._process not in (None, os.getpid()):  # gRPC's threads do not survive a fork
@@ -57,9 +55,10 @@ class Endpoint:
             return self._channel
 
     def ask(self, method: str, message: bytes, seconds: float) -> bytes:
-        """Return the answer to one request, as bytes.
+        """Return the answer to one request.
 
-        Raise our error for the status of a call that failed.
+        Raises:
+            RestStoreError: the call failed; its status decides the class.
         """
         with self._call_errors():
             call: Any = self._connected().unary_unary(_SERVICE + method, None, None)
@@ -67,7 +66,7 @@ class Endpoint:
             return answer
 
     def stream(self, method: str, message: bytes, seconds: float) -> Iterator[bytes]:
-        """Yield the answers to one request that come within `seconds`; raises as `ask`."""
+        """Yield the answers to one request; raises as `ask`, also after `seconds`."""
         with self._call_errors():
             call: Any = self._connected().unary_stream(_SERVICE + method, None, None)
             answers = call(message, timeout=seconds, metadata=self._dialer.metadata)
@@ -77,7 +76,7 @@ class Endpoint:
                 answers.cancel()
 
     def open_session(self) -> StreamCall:
-        """Open a stream of DraftSession; an endpoint that cannot be reached ends it soon."""
+        """Return a new stream of DraftSession; it soon ends if the endpoint is unreachable."""
         with self._call_errors():
             return StreamCall(
                 self._connected(), _SERVICE + "DraftSession", self._dialer.metadata, self.target
@@ -85,20 +84,17 @@ class Endpoint:
 
     @contextlib.contextmanager
     def _call_errors(self) -> Iterator[None]:
-        """Raise our errors for those of a call."""
+        """Raise an error of this package for an error of gRPC."""
         try:
             yield
         except grpc.RpcError as error:
             raise call_error(self.target, error) from None
-        except ValueError:  # grpc's error for a channel that has just been closed
+        except ValueError:  # the error of gRPC for a channel that has just been closed
             self.require_usable()
             raise
 
     def close(self) -> None:
-        """Close the channel, and make no other.
-
-        A forked process leaves the channel of its parent alone.
-        """
+        """Close the channel for good. A forked process leaves the channel of its parent alone."""
         self._closed = True
         if self._process == os.getpid():
             with self._lock:

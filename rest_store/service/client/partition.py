@@ -1,4 +1,4 @@
-"""One partition of a datastore as a client reaches it, or all of them."""
+"""The partitions of a datastore as a client reaches them: each is a group of equal endpoints."""
 
 from __future__ import annotations
 
@@ -29,31 +29,33 @@ from rest_store.v1 import datastore_pb2 as pb
 
 T = TypeVar("T")
 
-_FIRST_PAUSE = 0.005  # seconds before all endpoints are tried again, doubled each time
+# Seconds before all endpoints are tried again. The pause doubles each time.
+_FIRST_PAUSE = 0.005
 _MAX_PAUSE = 1.0
-_MAX_THREADS = 64  # that ask partitions at once
+_MAX_THREADS = 64  # of one client, for calls to several partitions at once
 
 
 class PartitionClient:
-    """Endpoints that serve the same, tried in turn; the one that
-    answered last comes first. Thread-safe.
+    """Endpoints that serve the same partition. Thread-safe.
+
+    They are tried in turn. The endpoint that answered last is tried first.
 
     Args:
-        targets: their addresses, at least one.
+        targets: the addresses of the endpoints, at least one.
         dialer: makes the channels.
-        names: of the datastores to ask; empty: all whose tokenizer matches.
-        tokenizer: the one in use; None: that of the datastores.
+        names: of the datastores to ask; empty: all datastores with the same tokenizer.
+        tokenizer: the tokenizer in use; None: that of the datastores.
         namespace: of live datastores.
-        live: whether only live ones are asked where none is named.
+        live: whether to ask only live datastores if `names` is empty.
 
     Attributes:
-        endpoints, preferred: all of them, and the one to ask first.
-        requests: makes requests by the latest description; None: the service has not been described
-            yet.
-        is_known: whether that is what the service was, as far as its answers have shown.
-        unanswered: how many first answers and steps of sessions have been waited for in vain since
-            one came.
-        unanswered_at: when the latest of them was asked for (`time.monotonic`).
+        endpoints: all of them.
+        preferred: the endpoint to ask first.
+        requests: makes requests that fit the latest description of the service; None: the service
+            has not been described yet.
+        is_known: whether this description still holds, as far as the answers have shown.
+        unanswered: the number of steps of sessions, since the last answer, that got none in time.
+        unanswered_at: when the latest of these was asked for (`time.monotonic`).
     """
 
     def __init__(
@@ -73,41 +75,47 @@ class PartitionClient:
         self.preferred = self.endpoints[0]
         self.requests: Requests | None = None
         self.is_known = False
-        self.unanswered, self.unanswered_at = 0, 0.0
+        self.unanswered = 0
+        self.unanswered_at = 0.0
 
     def after(self, endpoint: Endpoint) -> Endpoint:
         """Return the endpoint to ask when this one has failed; the same if there is no other."""
-        return self.endpoints[(self.endpoints.index(endpoint) + 1) % len(self.endpoints)]
+        following = self.endpoints.index(endpoint) + 1
+        return self.endpoints[following % len(self.endpoints)]
 
     def ask(self, request: Request[T], ends: float) -> T:
         """Return the answer to a request.
 
-        An endpoint that is away, late or overloaded is left for the next one. After all of them
-        comes a pause, and then the first again, until the deadline: all requests only read, or do
-        nothing more the second time.
+        If an endpoint is away, late or overloaded, the next one is asked. If all of them are, they
+        are asked again after a pause, until the deadline. This is safe: a request only reads, or
+        does nothing more the second time.
 
-        `ends` is the deadline of all attempts together (`time.monotonic`).
+        Args:
+            request: for any of the endpoints.
+            ends: deadline of all attempts together (`time.monotonic`).
 
         Raises:
             ServiceError: no answer, or one that is not valid; the subclass says why.
         """
-        endpoint, pause = self.preferred, _FIRST_PAUSE
+        endpoint = self.preferred
+        pause = _FIRST_PAUSE
         failure: RestStoreError | None = None
         while True:
-            for others in range(len(self.endpoints) - 1, -1, -1):
+            for untried in reversed(range(len(self.endpoints))):
                 left = ends - time.monotonic()
                 if left <= 0:
                     raise failure or DeadlineError(
                         f"{endpoint.target}: the deadline passed before the call"
                     )
+                # A silent endpoint leaves half of the time to the others.
+                timeout = left / 2 if untried > 0 else left
                 try:
-                    answer = endpoint.ask(
-                        request.method, request.message, left / 2 if others else left
-                    )
+                    answer = endpoint.ask(request.method, request.message, timeout)
                     decoded = request.decode(answer, endpoint.target)
                 except (ServiceUnavailableError, DeadlineError, OverloadedError) as error:
                     endpoint.require_usable()
-                    failure, endpoint = error, self.after(endpoint)
+                    failure = error
+                    endpoint = self.after(endpoint)
                 except UnknownDatastoreError:
                     self.is_known = False
                     raise
@@ -122,9 +130,10 @@ class PartitionClient:
             pause = min(2 * pause, _MAX_PAUSE)
 
     def describe(self, ends: float) -> ServiceInfo:
-        """Ask what the service is, and which of its datastores are asked.
+        """Return the description of the service, and of the datastores to ask.
 
-        Raise as `ask`, or as `service_info`.
+        Raises:
+            RestStoreError: as `ask`, and as `service_info`.
         """
 
         def decode(answer: bytes, target: str) -> ServiceInfo:
@@ -134,9 +143,10 @@ class PartitionClient:
         return self.ask(Request("Describe", b"", decode), ends)
 
     def learn(self, info: ServiceInfo) -> None:
-        """Make requests as a description says from now on; the first one fixes the tokenizer."""
+        """Make requests that fit a description from now on; the first one fixes the tokenizer."""
         self._tokenizer = info.tokenizer
-        self.requests, self.is_known = Requests(info, self._namespace), True
+        self.requests = Requests(info, self._namespace)
+        self.is_known = True
 
     def close(self) -> None:
         """Close all channels."""
@@ -145,23 +155,25 @@ class PartitionClient:
 
 
 class Partitions:
-    """All partitions of a datastore, each a `PartitionClient`; a datastore that is whole has one.
+    """All partitions of a datastore. Thread-safe.
 
-    Thread-safe.
+    A datastore that is served as a whole has one.
+
+    Attributes:
+        members: the partitions.
     """
 
     def __init__(self, partitions: Sequence[PartitionClient]) -> None:
         self.members = tuple(partitions)
-        self._threads = (
-            ThreadPoolExecutor(_MAX_THREADS, "rest-store partition")
-            if len(partitions) > 1
-            else None
-        )
+        self._threads: ThreadPoolExecutor | None = None
+        if len(partitions) > 1:
+            self._threads = ThreadPoolExecutor(_MAX_THREADS, "rest-store partition")
 
     def describe(self, ends: float) -> ServiceInfo:
-        """Ask all partitions what they are.
+        """Return the description of all partitions together.
 
-        Raise as `PartitionClient.describe`, and as `require_one_build`.
+        Raises:
+            RestStoreError: as `PartitionClient.describe`, and as `require_one_build`.
         """
         infos = self._together(lambda partition: partition.describe(ends))
         if len(infos) > 1:
@@ -171,7 +183,7 @@ class Partitions:
         return infos[0] if len(infos) == 1 else combined_info(infos)
 
     def describe_partition(self, partition: PartitionClient, ends: float) -> None:
-        """Ask one partition what it is, and learn it; raise as `describe`."""
+        """Ask one partition for its description, and learn it; raises as `describe`."""
         info = partition.describe(ends)
         if len(self.members) > 1:
             known = [
@@ -183,9 +195,13 @@ class Partitions:
         partition.learn(info)
 
     def ask(self, make: Callable[[Requests], Request[T]], ends: float) -> list[T]:
-        """Ask all partitions at once what `make` makes, first what they are unless that is known.
+        """Return the answer of each partition; all of them are asked at once.
 
-        Return their answers.
+        Partitions that are not known are described first.
+
+        Args:
+            make: makes the request to a partition.
+            ends: deadline (`time.monotonic`).
         """
         if not all(partition.is_known for partition in self.members):
             self.describe(ends)

@@ -1,7 +1,4 @@
-"""The requests of a client: the method of each, its message, and how its answer is read.
-
-Sends nothing.
-"""
+"""The requests of a client: method, message and reader of the answer. Nothing is sent here."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.trees import read_tree
 from rest_store.v1 import datastore_pb2 as pb
 
-WRITE_SECONDS = 10.0  # for calls that write, unless the caller says otherwise
+WRITE_SECONDS = 10.0  # timeout of calls that write, unless the caller sets another
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -39,13 +36,13 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True)
 class Request(Generic[T]):
-    """One request.
+    """A request.
 
     Attributes:
         method: of the service.
-        message: what is sent.
-        decode: reads an answer, given its bytes and who sent it; raises ServiceError for one that
-            is not valid.
+        message: the bytes to send.
+        decode: returns the answer, given its bytes and the address of the service; raises
+            ServiceError if it is not valid.
     """
 
     method: str
@@ -57,10 +54,8 @@ def parse(kind: type[M], data: bytes, target: str) -> M:
     """Return the message in `data`; raise ProtocolError if it is not of type `kind`."""
     try:
         return kind.FromString(data)
-    except (
-        DecodeError,
-        TypeError,
-    ) as error:  # the latter for None: a peer that says OK and nothing else
+    except (DecodeError, TypeError) as error:
+        # `data` is None, which is a TypeError, if a peer says OK without a message.
         found = "no message" if data is None else f"{len(data)} malformed bytes ({error})"
         raise ProtocolError(
             describe(target, kind.__name__, found, "a message of a datastore service")
@@ -71,14 +66,14 @@ class Requests:
     """Makes the requests to a service that has been described. Immutable.
 
     Args:
-        info: what the client asks of the service.
-        namespace: of live datastores, that is read, and written unless a request says another.
+        info: the description.
+        namespace: of live datastores, for reading, and for writing unless a request names another.
 
     Attributes:
-        info: as given.
-        vocabulary_size: of its tokenizer.
-        selection: what every request selects. It names the datastores and the tokenizer, so that no
-            other endpoint can answer for others, or in ids that mean something else.
+        info: the description.
+        vocabulary_size: of the tokenizer.
+        selection: the selection of a request without a datastore of its own. It names datastores
+            and tokenizer, so that an endpoint with others refuses the request.
     """
 
     def __init__(self, info: ServiceInfo, namespace: str) -> None:
@@ -91,7 +86,7 @@ class Requests:
         )
 
     def _selected(self, datastore: str | None) -> pb.Selection:
-        """Return what one request selects: the datastore of that name, or all that are asked."""
+        """Return the selection of a request: one datastore, or all that the client asks."""
         if datastore is None:
             return self.selection
         if not is_name(datastore):
@@ -102,21 +97,19 @@ class Requests:
         return selected
 
     def count(self, tokens: IntSequence, datastore: str | None) -> Request[int]:
-        """Ask for the occurrences of `tokens` in one datastore, or all together."""
+        """Return a request for the occurrences of `tokens` in one datastore, or in all together."""
         sequence = tail(tokens, MAX_SEQUENCE, self.vocabulary_size, "tokens")
         if len(tokens) > MAX_SEQUENCE:
             raise too_many_tokens(len(tokens))
-        asked = self._selected(datastore)
-        message = pb.CountRequest(selection=asked, tokens=sequence)
+        selection = self._selected(datastore)
+        message = pb.CountRequest(selection=selection, tokens=sequence)
 
         def decode(answer: bytes, target: str) -> int:
             response = parse(pb.CountResponse, answer, target)
-            if len(response.counts) != len(asked.datastores):
-                raise ProtocolError(
-                    describe(
-                        target, "number of counts", len(response.counts), len(asked.datastores)
-                    )
-                )
+            counts = len(response.counts)
+            expected = len(selection.datastores)
+            if counts != expected:
+                raise ProtocolError(describe(target, "number of counts", counts, expected))
             return sum(response.counts)
 
         return Request("Count", message.SerializeToString(), decode)
@@ -124,19 +117,23 @@ class Requests:
     def draft(
         self, tails: Sequence[Sequence[int]], limits: TreeLimits, datastore: str | None
     ) -> Request[list[list[TokenTree]]]:
-        """Ask for the draft tree of each context, whose ends are
-        `tails`, in one datastore, or in each.
+        """Return a request for the draft trees of contexts in one datastore, or in each.
+
+        Args:
+            tails: the last tokens of each context.
+            limits: of each tree.
+            datastore: name; None: all.
         """
-        asked = self._selected(datastore)
+        selection = self._selected(datastore)
         message = pb.DraftRequest(
-            selection=asked,
+            selection=selection,
             limits=pb.TreeLimits(**limits._asdict()),
             contexts=[pb.Context(tokens=tokens) for tokens in tails],
         )
 
         def decode(answer: bytes, target: str) -> list[list[TokenTree]]:
             response = parse(pb.DraftResponse, answer, target)
-            step = len(asked.datastores)
+            step = len(selection.datastores)
             expected = len(tails) * step
             if len(response.trees) != expected:
                 raise ProtocolError(
@@ -158,18 +155,20 @@ class Requests:
         group: str,
         epoch: int,
     ) -> Request[tuple[AddedDocuments, int]]:
-        """Add documents to a live datastore.
+        """Return a request to add documents to a live datastore.
 
-        The answer has the number of a change with which they are visible, too.
+        The answer also has the number of a change with which the documents are visible.
 
         Raises:
-            DocumentError: a document is not 1-D integers, or ids are invalid or not one for each.
+            DocumentError: a document is not 1-D integers, an id is invalid, or there is not one id
+                for each document.
             QueryError: a token is outside the vocabulary.
-            UnknownDatastoreError: none is named, and there is not exactly one.
+            UnknownDatastoreError: `datastore` is None, and the number of live datastores is not 1.
         """
         name = self.live_name(datastore)
-        # Made here, so that none comes twice when the request is sent again.
-        known = new_ids(documents, ids)
+        # The client makes the ids, so that a request that is sent again adds nothing twice.
+        ids = new_ids(documents, ids)
+        sent = frozenset(ids)
         message = pb.AddRequest(
             datastore=name,
             tokenizer_fingerprint=self.selection.tokenizer_fingerprint,
@@ -177,39 +176,40 @@ class Requests:
             group=label("add", "a group", group),
             epoch=epoch_number(epoch),
         )
-        for index, (tokens, id) in enumerate(zip(documents, known, strict=True)):
+        for index, (tokens, id) in enumerate(zip(documents, ids, strict=True)):
             checked = document_tokens(tokens, index, self.vocabulary_size)
             message.documents.add(id=id, tokens=checked.astype("<i4").tobytes())
 
         def decode(answer: bytes, target: str) -> tuple[AddedDocuments, int]:
             response = parse(pb.AddResponse, answer, target)
             added = set(response.added)
-            if not added <= set(known):
+            if not added <= sent:
                 raise ProtocolError(
-                    describe(target, "ids of documents", "others", "those that were sent")
+                    describe(target, "ids of documents", "others", "ids of the request")
                 )
-            return AddedDocuments(known, added), response.sequence
+            return AddedDocuments(ids, added), response.sequence
 
         return Request("Add", message.SerializeToString(), decode)
 
     def delete(
         self, ids: Sequence[str], datastore: str | None, namespace: str | None
     ) -> Request[tuple[int, int]]:
-        """Delete documents of a live datastore, likewise."""
-        known = document_ids("delete", ids)
+        """Return a request to delete documents of a live datastore; raises as `add`.
+
+        The answer also has the number of a change with which the documents are gone.
+        """
+        ids = document_ids("delete", ids)
         message = pb.DeleteRequest(
             datastore=self.live_name(datastore),
-            ids=known,
+            ids=ids,
             namespace=self._namespace("delete", namespace),
         )
 
         def decode(answer: bytes, target: str) -> tuple[int, int]:
             response = parse(pb.DeleteResponse, answer, target)
-            if response.deleted > len(known):
+            if response.deleted > len(ids):
                 raise ProtocolError(
-                    describe(
-                        target, "number of documents", response.deleted, f"at most {len(known)}"
-                    )
+                    describe(target, "number of documents", response.deleted, f"at most {len(ids)}")
                 )
             return response.deleted, response.sequence
 
@@ -225,28 +225,36 @@ class Requests:
         ).SerializeToString()
 
     def _namespace(self, what: str, name: str | None) -> str:
-        """Return the namespace to write to; raise DocumentError for what is no name."""
-        return self.selection.namespace if name is None else label(what, "a namespace", name)
+        """Return the namespace to write to; raise DocumentError if `name` is not valid."""
+        if name is None:
+            return self.selection.namespace
+        return label(what, "a namespace", name)
 
     def live_name(self, name: str | None) -> str:
-        """Return the name of the live datastore to write to: `name`, or the only one that is asked.
+        """Return the name of the live datastore to write to.
+
+        Args:
+            name: the name; None: that of the only live datastore.
 
         Raises:
-            DatastoreFormatError: none is named, and the only datastore that is asked is frozen.
-            UnknownDatastoreError: none is named, and there are others than one.
+            DatastoreFormatError: `name` is None, and the only datastore is frozen.
+            UnknownDatastoreError: `name` is None, and the number of live datastores is not 1.
         """
-        asked = self.info.datastores
-        live = [datastore.name for datastore in asked if datastore.is_live]
-        if name is None and len(live) == 1:
+        if is_name(name):
+            return name
+        datastores = self.info.datastores
+        live = [datastore.name for datastore in datastores if datastore.is_live]
+        if name is not None:
+            found = ascii(name)
+        elif len(live) == 1:
             return live[0]
-        if name is None and len(asked) == 1:
+        elif len(datastores) == 1:
+            what = f"datastore '{datastores[0].name}'"
             raise DatastoreFormatError(
-                "live",
-                describe(self.info.target, f"datastore '{asked[0].name}'", "frozen", "a live one"),
+                "live", describe(self.info.target, what, "frozen", "a live one")
             )
-        if not is_name(name):
-            found = f"{len(live)} live ones asked" if name is None else ascii(name)
-            raise UnknownDatastoreError(
-                describe("client", "datastore to write to", found, "the name of a live one")
-            )
-        return name
+        else:
+            found = f"not named, and {len(live)} are live"
+        raise UnknownDatastoreError(
+            describe("client", "datastore to write to", found, "the name of a live one")
+        )

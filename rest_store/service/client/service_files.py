@@ -14,20 +14,26 @@ from rest_store.service.client.endpoint import Endpoint
 from rest_store.service.client.requests import parse
 from rest_store.v1 import datastore_pb2 as pb
 
-# Of one call, however much it sends; what is not finished then goes on with the next.
+# Deadline of one call, however much it sends. Another call goes on from there.
 STREAM_SECONDS = 60.0
 
 
 def fetched(
     location: str, cache: Path, *, token: str | None = None, tls: Tls | None = None
 ) -> Path:
-    """Return the directory in `cache` of the frozen datastore at
-    `location`, in a service or below a URL.
+    """Return the directory of a copy of a remote frozen datastore.
+
+    Args:
+        location: of the datastore, in a service or below a URL.
+        cache: directory of all copies.
+        token: bearer token of a service.
+        tls: certificates of a service.
 
     Raises:
         RestStoreError: as `fetch`.
     """
-    reader = RemoteFiles(location) if scheme_of(location) else ServiceFiles(location, token, tls)
+    is_url = scheme_of(location) is not None
+    reader = RemoteFiles(location) if is_url else ServiceFiles(location, token, tls)
     try:
         return fetch(reader, cache)
     finally:
@@ -35,7 +41,7 @@ def fetched(
 
 
 class ServiceFiles:
-    """The files of a frozen datastore of a service, a `rest_store.datastore.fetch.FileReader`.
+    """The files of a frozen datastore of a service; a `FileReader`.
 
     Args:
         location: `HOST:PORT/NAME` or `unix:/path#NAME`; without a name, the only frozen one.
@@ -58,7 +64,7 @@ class ServiceFiles:
         Raises:
             DeadlineError: a minute has passed.
             ServiceError: no answer, or a malformed one; the subclass says why.
-            FetchError: the service has no such file, or meanwhile those of another build.
+            FetchError: the service has no such file, or the datastore was rebuilt since.
         """
         request = pb.FetchRequest(datastore=self._name, file=name, offset=offset, build=self.build)
         for answer in self._endpoint.stream("Fetch", request.SerializeToString(), STREAM_SECONDS):
@@ -72,6 +78,7 @@ class ServiceFiles:
 
 
 def require_checksum(data: bytes, expected: int, what: str) -> None:
-    """Raise ProtocolError unless `data` is what was sent."""
-    if (found := zlib.crc32(data)) != expected:
+    """Raise ProtocolError unless `data` has the checksum of the data that was sent."""
+    found = zlib.crc32(data)
+    if found != expected:
         raise ProtocolError(describe(what, "checksum", f"{found:08x}", f"{expected:08x}"))

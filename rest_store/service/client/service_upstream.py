@@ -1,4 +1,4 @@
-"""A live datastore that a service has, as the replicas of it follow it."""
+"""A live datastore of a service, which replicas follow."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ T = TypeVar("T")
 
 
 class ServiceUpstream:
-    """A live datastore of a service, a
-    `rest_store.live.upstream.Upstream`, whose methods these are.
+    """A live datastore of a service; an `Upstream`, whose methods these are.
 
     Args:
         location: as for `ServiceFiles`; without a name, the only live one.
@@ -43,9 +42,10 @@ class ServiceUpstream:
 
     @property
     def tokenizer(self) -> TokenizerIdentity:
-        """Identity of the tokenizer that the tokens are from.
+        """The tokenizer of the datastore. The first use asks the service.
 
-        Raises DatastoreFormatError for a frozen datastore, too.
+        Raises:
+            DatastoreFormatError: the datastore is frozen.
         """
         self._requests.live_name(None)
         return self._requests.info.tokenizer
@@ -58,22 +58,26 @@ class ServiceUpstream:
         return self._partition.requests
 
     def changes(self, after: int, datastore_id: str) -> Iterator[Changes]:
-        """Yield the changes after number `after` without an end.
+        """Yield the changes after number `after`, without an end.
 
         Raises:
-            ServiceError: the connection is lost, the service says nothing for a minute, or a
-                message is malformed, or has another checksum than it says; the subclass says why.
+            ServiceError: the connection is lost, the service is silent for a minute, or a message
+                is malformed or has another checksum; the subclass says why.
             TokenizerMismatchError: the datastore has another tokenizer by now.
         """
         while True:
-            is_alive, request = False, self._requests.follow(after, datastore_id)
+            is_alive = False
+            request = self._requests.follow(after, datastore_id)
             try:
                 for answer in self._partition.preferred.stream("Follow", request, STREAM_SECONDS):
-                    is_alive, changes = True, _changes(answer, self.location)
-                    after, datastore_id = changes.last, changes.datastore_id
+                    is_alive = True
+                    changes = _changes(answer, self.location)
+                    after = changes.last
+                    datastore_id = changes.datastore_id
                     yield changes
                 raise ServiceUnavailableError(f"{self.location}: the service ended the stream")
-            except DeadlineError:  # of a service that is well a message comes every few seconds
+            except DeadlineError:
+                # A healthy service sends a message every few seconds.
                 if not is_alive:
                     raise
 
@@ -88,7 +92,8 @@ class ServiceUpstream:
     ) -> tuple[AddedDocuments, int]:
         """Add documents.
 
-        Return their ids, and the number of a change with which all of them are visible.
+        Returns:
+            Their ids, and the number of a change with which all of them are visible.
         """
         return self._write(
             lambda requests: requests.add(documents, ids, None, namespace, group, epoch)
@@ -97,7 +102,8 @@ class ServiceUpstream:
     def delete(self, ids: Sequence[str], *, namespace: str) -> tuple[int, int]:
         """Delete documents.
 
-        Return how many there were, and the number of a change with which they are gone.
+        Returns:
+            The number of documents deleted, and that of a change with which they are gone.
         """
         return self._write(lambda requests: requests.delete(ids, None, namespace))
 
@@ -111,18 +117,34 @@ class ServiceUpstream:
 
 
 def _changes(answer: bytes, where: str) -> Changes:
-    """Return the changes of a message, which whoever applies them checks.
+    """Return the changes of a message; raise ProtocolError if its bytes are malformed.
 
-    Raise ProtocolError for what is none.
+    The replica validates the changes when it applies them.
     """
     response = parse(pb.FollowResponse, answer, where)
     require_checksum(response.changes, response.checksum, f"{where}: a message of changes")
     message = parse(pb.Changes, response.changes, where)
     added = [
         DocumentRecord(
-            one.number, one.namespace, one.digest, one.added, one.group, one.epoch, one.symbols
+            number=document.number,
+            namespace=document.namespace,
+            digest=document.digest,
+            added=document.added,
+            group=document.group,
+            epoch=document.epoch,
+            symbols=document.symbols,
         )
-        for one in message.added
+        for document in message.added
     ]
-    removed = [Removal(one.number, one.first, one.last, one.deleted) for one in message.removed]
-    return Changes(message.datastore_id, message.first, message.last, message.head, added, removed)
+    removed = [
+        Removal(removal.number, removal.first, removal.last, removal.deleted)
+        for removal in message.removed
+    ]
+    return Changes(
+        datastore_id=message.datastore_id,
+        first=message.first,
+        last=message.last,
+        head=message.head,
+        added=added,
+        removed=removed,
+    )

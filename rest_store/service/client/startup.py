@@ -1,4 +1,4 @@
-"""Opening a client of a service that may not answer yet; names of what services have."""
+"""The first contact of a program with a service: a client, and the name of a source."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CONNECT_SECONDS = 2.0
 
 
 def open_client(target: str, warn: Callable[[str], object], **options: Any) -> DatastoreClient:
-    """Return a client that has asked its service once.
+    """Return a client, once its service was asked for a description.
 
-    A service that does not answer may do so later.
+    A service that does not answer yet is no error: it may answer later.
 
     Args:
         target: of the client.
@@ -24,8 +24,8 @@ def open_client(target: str, warn: Callable[[str], object], **options: Any) -> D
         options: of the client.
 
     Raises:
-        TokenizerMismatchError: its datastores were built with another tokenizer.
-        ServiceError: it answers, and refuses.
+        TokenizerMismatchError: the datastores were built with another tokenizer.
+        ServiceError: the service refuses.
     """
     client = DatastoreClient(target, **options)
     try:
@@ -39,14 +39,12 @@ def open_client(target: str, warn: Callable[[str], object], **options: Any) -> D
 
 
 def display_name(location: str, *, is_live: bool | None = None, **options: Any) -> str:
-    """Return how to call a source that lies elsewhere, by the names
-    of its datastores: "code at 127.0.0.1:50051".
+    """Return the name of a remote source for people, such as "code at 127.0.0.1:50051".
 
     Args:
-        location: of the source (`rest_store.datastore.locations`); one that names a datastore is
-            returned as it is, and so is one whose service does not say what it has.
-        is_live: whether it is a replica of a live datastore, or a copy of a frozen one; None: all
-            that the service has.
+        location: of the source (`rest_store.datastore.locations`). A location that names a
+            datastore is returned unchanged, and so is that of a service which does not answer.
+        is_live: True: name the live datastores of the service; False: the frozen ones; None: all.
         options: of a client.
     """
     if scheme_of(location) or split_location(location)[1] is not None:

@@ -1,4 +1,4 @@
-"""One bidirectional call, whose answers can be waited for with a deadline."""
+"""A bidirectional call, with a deadline for each answer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rest_store.service.statuses import call_error
 
 _Requests = queue.SimpleQueue[bytes | None]  # None ends the stream
 _Answers = queue.SimpleQueue[bytes | RestStoreError]  # an error comes last
-_MAX_WAITING = 4  # answers that nobody has taken; a service that sends more was not asked for them
+# Answers that nobody has taken. No client asks for more, so a service that sends more is faulty.
+_MAX_WAITING = 4
 
 
 class StreamCall:
-    """One stream to the service at `target`, with a thread that
-    learns when it ends. Not thread-safe.
+    """A stream to a service, with a thread that notices its end. Not thread-safe.
 
     Args:
         channel: to the service.
@@ -40,21 +40,25 @@ class StreamCall:
         self._error: RestStoreError | None = None
 
         def deliver(answer: bytes) -> bytes | None:
-            """Hand over an answer.
+            """Put an answer into the queue.
 
-            As a deserializer, it wakes the waiting thread from gRPC's own thread.
+            gRPC calls this as the deserializer, in a thread of its own, so that the waiting thread
+            wakes at once.
             """
             if answers.qsize() >= _MAX_WAITING:
-                return None  # which ends the call with an error
+                return None  # this ends the call with an error
             answers.put(answer)
             return answer
 
         stream: Any = channel.stream_stream(method, None, deliver)
         call = stream(iter(self._requests.get, None), metadata=tuple(metadata))
-        arguments = (call, self._requests, answers, target)
-        threading.Thread(
-            target=_read, args=arguments, name="rest-store stream", daemon=True
-        ).start()
+        reader = threading.Thread(
+            target=_read,
+            args=(call, self._requests, answers, target),
+            name="rest-store stream",
+            daemon=True,
+        )
+        reader.start()
         self._end = weakref.finalize(self, _end, call, self._requests, os.getpid())
 
     def send(self, message: bytes) -> None:
@@ -62,9 +66,10 @@ class StreamCall:
         self._requests.put(message)
 
     def receive(self, ends: float) -> bytes | None:
-        """Return the next answer, or None at `ends` (`time.monotonic`).
+        """Return the next answer; None if there is none until `ends` (`time.monotonic`).
 
-        Raise the error of a stream that has ended.
+        Raises:
+            RestStoreError: the stream has ended.
         """
         if self._error is not None:
             raise self._error
@@ -85,23 +90,23 @@ class StreamCall:
 
 
 def _read(call: Any, requests: _Requests, answers: _Answers, target: str) -> None:
-    """Read the stream, and last put the error with which it ended into `answers`."""
+    """Read the stream to its end, and put the error of the end into `answers`."""
     try:
-        for _ in call:  # `deliver` has handed it over
+        for _ in call:  # `deliver` has put each answer into the queue
             pass
         failure: RestStoreError = ServiceUnavailableError(f"{target}: service ended the stream")
     except grpc.RpcError as error:
         failure = call_error(target, error)
-        if isinstance(failure, DeadlineError):  # after which an answer might still come
+        if isinstance(failure, DeadlineError):  # that error means that an answer may still come
             failure = ServiceUnavailableError(str(failure))
     except Exception as error:
         failure = ServiceError(f"{target}: the stream failed ({error!r})")
     answers.put(failure)
-    requests.put(None)  # else gRPC's thread waits for one until the stream is closed
+    requests.put(None)  # otherwise a thread of gRPC waits for a request until `close`
 
 
 def _end(call: Any, requests: _Requests, process: int) -> None:
-    # Else forked: to cancel the call would wait for gRPC's threads, which are not here.
+    # In a fork, the threads of gRPC are missing, and `cancel` would wait for them.
     if os.getpid() == process:
         requests.put(None)
         call.cancel()

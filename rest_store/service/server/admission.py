@@ -1,4 +1,4 @@
-"""Which calls a service lets in, and how it ends those that fail."""
+"""Admission of calls to a service, and the end of calls that fail."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from rest_store.service.statuses import DETAILS_KEY, DOMAIN, status_for
 
 GRANT: ContextVar[Grant] = ContextVar("GRANT", default=ALL_ALLOWED)  # of the present call
 
-# Characters of an error that travel; trailing metadata is limited to 8 KiB.
+# Characters of an error that are sent. Trailing metadata is limited to 8 KiB.
 _MAX_MESSAGE_LENGTH = 1000
-_MAX_HEALTH_CHECKS = 1024  # calls without a token; silent ones take about 20 KiB each
+# Health checks at once, which need no token. A silent one takes about 20 KiB.
+_MAX_HEALTH_CHECKS = 1024
 _HEALTH = "/grpc.health.v1.Health/"
 
-Context = Any  # grpc.aio.ServicerContext, which takes the types of its messages
+Context = Any  # grpc.aio.ServicerContext, which is generic in the types of its messages
 
 _log = logging.getLogger(__name__)
 
@@ -34,12 +35,12 @@ _log = logging.getLogger(__name__)
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Lets calls in, or refuses them before their message is read. For use within one event loop.
 
-    Every method but health checks requires a token, if any are accepted.
+    Every method but health checks requires a token, if the service has any.
 
     Args:
-        tokens: that are accepted.
+        tokens: of the service.
         limits: of calls at once.
-        metrics: count what is refused.
+        metrics: count refused calls.
 
     Attributes:
         requests: requests in flight.
@@ -57,7 +58,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         self._is_draining = False
 
     def drain(self) -> None:
-        """Refuse all further calls but health checks: the service shuts down."""
+        """Refuse all further calls but health checks, because the service shuts down."""
         self._is_draining = True
 
     async def intercept_service(
@@ -67,7 +68,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
     ) -> Any:
         """Return the handler of a call, or one that refuses it.
 
-        GRPC calls this in the task of the call.
+        gRPC calls this in the task of the call.
         """
         method = handler_call_details.method
         handler = await continuation(handler_call_details)
@@ -80,11 +81,8 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
                 if self._is_draining:
                     raise shutting_down()
                 GRANT.set(self._tokens.require(handler_call_details.invocation_metadata))
-                budget = (
-                    self.streams
-                    if handler is not None and handler.response_streaming
-                    else self.requests
-                )
+                is_stream = handler is not None and handler.response_streaming
+                budget = self.streams if is_stream else self.requests
                 self.calls.add(task)
                 task.add_done_callback(self.calls.discard)
             budget.take()
@@ -105,7 +103,14 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 
 
 async def end_call(name: str, error: Exception, context: Context, metrics: Metrics) -> NoReturn:
-    """End a call of the method `name` with the status of `error`, count it, and log a defect."""
+    """End a call with the status of an error, count it, and log the error if it is a defect.
+
+    Args:
+        name: of the method.
+        error: the failure.
+        context: of the call.
+        metrics: count the end.
+    """
     status = status_for(error)
     message = str(error)
     if len(message) > _MAX_MESSAGE_LENGTH:
@@ -126,10 +131,7 @@ async def end_call(name: str, error: Exception, context: Context, metrics: Metri
 
 @asynccontextmanager
 async def ending(name: str, context: Context, metrics: Metrics) -> AsyncIterator[None]:
-    """Within the block, answer a call of the method `name`.
-
-    End it with the status of an error that is raised there.
-    """
+    """Within the block, answer a call of the method `name`; an error ends it with a status."""
     try:
         yield
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""The datastores of a service, by name: opened, selected for requests, reloaded, closed."""
+"""The datastores of a service by name, from opening to closing."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class HostedDatastore:
-    """One datastore under its name. Thread-safe.
+    """A datastore of a service. Thread-safe.
 
     Attributes:
-        name: under which clients select it.
+        name: by which clients select it.
         store: the datastore, or a partition of it.
     """
 
@@ -52,7 +52,7 @@ class HostedDatastore:
 
     @property
     def is_readable(self) -> bool:
-        """Whether it can be read, as far as queries have shown."""
+        """Whether no query has failed to read its files."""
         try:
             self.store.require_readable()
         except (DatastoreUnavailableError, DatastoreClosedError):
@@ -60,12 +60,14 @@ class HostedDatastore:
         return True
 
     def in_namespace(self, name: str) -> HostedDatastore:
-        """Return a live datastore as the documents of one namespace; a frozen one as it is."""
+        """Return a namespace of a live datastore; a frozen datastore itself."""
         store: Any = self.store
-        return replace(self, store=store.namespace(name)) if name and store.is_live else self
+        if not name or not store.is_live:
+            return self
+        return replace(self, store=store.namespace(name))
 
     def describe(self) -> pb.DatastoreDescription:
-        """Return its description."""
+        """Return the description for clients."""
         info = self.store.info()
         description = pb.DatastoreDescription(
             name=self.name,
@@ -77,20 +79,17 @@ class HostedDatastore:
             built=0 if info.built is None else int(info.built.timestamp()),
             live=self.store.is_live,
         )
-        if isinstance(self.store, Datastore) and (partition := self.store.partition) is not None:
-            build = self.store.manifest.digest
-            description.partition.CopyFrom(
-                pb.PartitionDescription(number=partition.number, total=partition.total, build=build)
-            )
+        if isinstance(self.store, Datastore) and self.store.partition is not None:
+            partition = description.partition
+            partition.number = self.store.partition.number
+            partition.total = self.store.partition.total
+            partition.build = self.store.manifest.digest
         return description
 
 
 @contextmanager
 def reading(served: Iterable[HostedDatastore]) -> Iterator[None]:
-    """Run a block of queries.
-
-    After it, raise DatastoreUnavailableError unless all of `served` are readable.
-    """
+    """Run a block of queries, then raise as `require_readable`."""
     try:
         yield
     finally:
@@ -98,37 +97,34 @@ def reading(served: Iterable[HostedDatastore]) -> Iterator[None]:
 
 
 def require_readable(served: Iterable[HostedDatastore]) -> None:
-    """Raise DatastoreUnavailableError, which tells names and not
-    paths, unless all of `served` are readable.
-    """
+    """Raise DatastoreUnavailableError, which names no path, unless all `served` are readable."""
     for datastore in served:
-        if not datastore.is_readable:
-            found = "a file was truncated, or its disk fails"
-            remedy = (
-                "restart the service, which sorts it anew"
-                if datastore.store.is_live
-                else "restore and reload it"
-            )
-            raise DatastoreUnavailableError(
-                f"datastore {datastore.name!r} is unavailable: {found}; {remedy}"
-            )
+        if datastore.is_readable:
+            continue
+        remedy = "restore and reload it"
+        if datastore.store.is_live:
+            remedy = "restart the service, which sorts it anew"
+        raise DatastoreUnavailableError(
+            f"datastore {datastore.name!r} is unavailable: a file was truncated, or its disk fails;"
+            f" {remedy}"
+        )
 
 
 class Catalog:
     """Datastores by name.
 
     Args:
-        built: names and directories of built datastores, in the order in which they are served.
-        live: names and directories of live datastores, which come after these. This process writes
+        built: name and directory of each built datastore, in the order of answers.
+        live: name and directory of each live datastore, which come after these. This process writes
             them.
         tokenizer: of live datastores that are created; None: that of the built datastores, if they
             share one.
-        partition: which partition of each built datastore is served, without live ones; None: all
-            of it.
+        partition: the partition of each built datastore that is served; None: all of it. With a
+            partition there are no live datastores.
 
     Raises:
-        ServeError: no datastore, an invalid name, two with the same name, or a partition of a live
-            datastore.
+        ServeError: there is no datastore, a name is not valid or comes twice, or a live datastore
+            was to be served in partitions.
         DatastoreFormatError: a datastore has fewer shards than there are partitions.
         DatastoreError: a datastore cannot be opened.
 
@@ -165,7 +161,7 @@ class Catalog:
             raise
 
     def close(self) -> None:
-        """Close the live datastores, after what is being added was written."""
+        """Close the live datastores, once the documents that are being added are written."""
         for served in self.served:
             if served.store.is_live:
                 served.store.close()
@@ -176,40 +172,51 @@ class Catalog:
         return tuple(self._served.values())
 
     def one(self, name: str, fingerprint: str = "", *, live: bool) -> HostedDatastore:
-        """Return the datastore of a name, or the only live or frozen one for an empty name.
+        """Return a datastore of one kind.
+
+        Args:
+            name: of the datastore; "": the only one of the kind.
+            fingerprint: as in a Selection.
+            live: whether it is to be a live one; otherwise a frozen one.
 
         Raises:
-            DatastoreFormatError: it is frozen and not live, or live and not frozen.
+            DatastoreFormatError: the datastore is of the other kind.
             UnknownDatastoreError, TokenizerMismatchError: as `select`.
         """
         if not name:
-            of_kind = [served.name for served in self.served if served.store.is_live == live]
-            name = of_kind[0] if len(of_kind) == 1 else name
+            names = [served.name for served in self.served if served.store.is_live == live]
+            if len(names) == 1:
+                name = names[0]
         served = self._named(name, fingerprint)
         if served.store.is_live != live:
-            kinds = ("live", "a frozen one") if served.store.is_live else ("frozen", "a live one")
-            raise DatastoreFormatError("live", describe("request", f"datastore {name!r}", *kinds))
+            found = "live" if served.store.is_live else "frozen"
+            expected = "a live one" if live else "a frozen one"
+            raise DatastoreFormatError(
+                "live", describe("request", f"datastore {name!r}", found, expected)
+            )
         return served
 
     def select(self, selection: pb.Selection, grant: Grant) -> tuple[HostedDatastore, ...]:
-        """Return the datastores that `selection` stands for, in the order of their answers.
+        """Return the datastores of a selection, in the order of their answers.
 
-        Live ones as its namespace.
+        A live one is returned as the namespace of the selection.
 
         Raises:
-            ArgumentError: more names than there are datastores.
-            UnknownDatastoreError: no datastore has one of the names.
-            TokenizerMismatchError: they have another tokenizer than the client, or several.
+            ArgumentError: there are more names than datastores.
+            UnknownDatastoreError: a name is that of no datastore.
+            TokenizerMismatchError: the datastores have another tokenizer than the client, or
+                several.
             PermissionDeniedError: `grant` does not allow to read the namespace.
-            DocumentError: that is not a name.
+            DocumentError: the namespace is not a name.
         """
-        names, most = selection.datastores or [*self._served], len(self._served)
+        names = selection.datastores or [*self._served]
+        max_names = len(self._served)
         selected = [
-            self._named(name, selection.tokenizer_fingerprint) for name in names[: most + 1]
+            self._named(name, selection.tokenizer_fingerprint) for name in names[: max_names + 1]
         ]
-        require_few("datastores named", len(names), most)
+        require_few("datastores named", len(names), max_names)
         if len({served.fingerprint for served in selected}) > 1:
-            expected = "datastores of one: name these"
+            expected = "datastores of one tokenizer: name them"
             raise TokenizerMismatchError(
                 describe("request", "selection", "of several tokenizers", expected)
             )
@@ -234,35 +241,41 @@ class Catalog:
     def reload(self) -> dict[str, str]:
         """Open every built datastore again, and serve it from now on.
 
-        Return why each was refused, "" if it was not.
+        Answers in progress end with the datastore that they began with. The content of the files is
+        not verified; `rest-store check` does that.
 
-        Answers under way end with the datastore that they began with. The content is not read:
-        `rest-store check` does.
+        Returns:
+            For each built datastore, the reason why it was refused; "": it was not.
         """
-        outcomes = {}
+        refusals = {}
         for name, served in [*self._served.items()]:
-            if isinstance(old := served.store, Datastore):
-                outcomes[name] = ""
-                try:
-                    new = Datastore.open(old.path, partition=old.partition)
-                    old.tokenizer.require_same(new.tokenizer, old.path)
-                    self._served[name] = HostedDatastore(name, new)
-                except (RestStoreError, OSError, ValueError, MemoryError) as error:
-                    outcomes[name] = str(error)
-        return outcomes
+            old = served.store
+            if not isinstance(old, Datastore):
+                continue
+            refusals[name] = ""
+            try:
+                new = Datastore.open(old.path, partition=old.partition)
+                old.tokenizer.require_same(new.tokenizer, old.path)
+            except (RestStoreError, OSError, ValueError, MemoryError) as error:
+                refusals[name] = str(error)
+            else:
+                self._served[name] = HostedDatastore(name, new)
+        return refusals
 
 
 def _live_datastore(path: Path, tokenizer: object) -> LiveDatastore:
     """Open a live datastore for writing, or create it with `tokenizer`."""
-    from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a built one
+    # Needs packages that a built datastore does not need.
+    from rest_store.live.live_datastore import LiveDatastore
 
-    # Which errors do not show; a short relative path may be part of other words.
+    # Errors to clients have the name in place of the path. A relative path might be replaced within
+    # other words.
     path = path.absolute()
     return LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
 
 
 def _require_names(names: Sequence[str]) -> None:
-    """Raise ServeError unless there are names, all of them distinct and of UTF-8."""
+    """Raise ServeError unless there are names, and all are distinct and valid UTF-8."""
     if not names:
         raise ServeError(describe("service", "number of datastores", 0, "at least 1"))
     for name, number in Counter(names).items():

@@ -41,18 +41,22 @@ _LIMITS = {
 
 
 def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each of these limits."""
+    """Add an option for each limit of `_LIMITS`."""
     for name, text in reversed(_LIMITS.items()):
-        option, default = f"--{name.replace('_', '-')}", getattr(ServiceLimits, name)
-        greatest = click.IntRange(1, 1 << (50 if name == "max_session_memory" else 30))
-        command = click.option(option, metavar="N", type=greatest, default=default, help=text)(
-            command
+        maximum = 1 << (50 if name == "max_session_memory" else 30)
+        add_option = click.option(
+            f"--{name.replace('_', '-')}",
+            metavar="N",
+            type=click.IntRange(1, maximum),
+            default=getattr(ServiceLimits, name),
+            help=text,
         )
+        command = add_option(command)
     return command
 
 
 def _partition(text: str) -> Partition:
-    """Return which partition of how many, or fail with a usage error."""
+    """Return the partition that `text` names; other text is a usage error."""
     from rest_store.datastore.partition import Partition
 
     try:
@@ -157,13 +161,13 @@ def serve(
     workers: int,
     **options: Any,
 ) -> None:
-    """Serve drafts from datastores over gRPC: built ones, and live
-    ones that grow with what clients add.
+    """Serve drafts over gRPC, from built datastores and from live ones.
 
-    Clients select a datastore by the name of its directory, or by NAME. After SIGTERM the service
-    ends once running calls are done. SIGHUP makes it open datastores again.
+    Clients select a datastore by the name of its directory, or by NAME. Live datastores grow with
+    the documents that clients add. After SIGTERM the service ends once running calls are done.
+    After SIGHUP it opens the datastores again.
     """
-    # Until the service handles it; nothing has been read yet.
+    # Until the service handles the signal: nothing has been read yet, so there is nothing to do.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if not datastores and not live:
         raise click.UsageError("Missing argument '[NAME=]DIR...', or --live")
@@ -173,21 +177,20 @@ def serve(
         )
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("rest_store").setLevel(logging.INFO)
-    # Malformed health checks of strangers; our defects we log.
+    # gRPC logs malformed health checks of strangers. Defects of the service are logged here.
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
     _log.info("opening %s", ", ".join([*datastores, *(f"{text} (live)" for text in live)]))
     _allow_files()
     _spare_a_thread()
-    addresses, parent, announce = (
-        [Address.parse(text, "--listen") for text in listen],
-        None,
-        _announce,
-    )
+    addresses = [Address.parse(text, "--listen") for text in listen]
+    parent = None
+    announce: Callable[..., None] = _announce
     metrics_address = None if metrics is None else Address.parse(metrics, "--metrics")
     if workers > 1:
         if live or any(address.path is not None for address in addresses):
             raise click.UsageError("--workers needs frozen datastores, and HOST:PORT to listen on")
-        addresses, parent = [address.require_free() for address in addresses], os.getpid()
+        addresses = [address.require_free() for address in addresses]
+        parent = os.getpid()
         number, announce = fork_workers(
             workers, partial(_announce, [address.text for address in addresses])
         )
@@ -215,13 +218,11 @@ def serve(
 
 
 def _allow_files() -> None:
-    """Raise the limit of open files as far as the system allows, so
-    that connections cannot use up all.
-    """
+    """Raise the limit of open files, so that connections cannot use up all of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    allowed = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 
 def _run(options: ServeOptions, announce: Callable[..., None]) -> None:
@@ -234,14 +235,14 @@ def _run(options: ServeOptions, announce: Callable[..., None]) -> None:
 
 
 def _spare_a_thread() -> None:
-    """Let gRPC wait for messages in the thread that hands them on,
-    as it once did: it saves a fifth of a call.
+    """Have gRPC poll in the thread that delivers messages, which saves a fifth of a call.
 
-    gRPC reads the variable as it is imported, so this comes before.
+    gRPC reads the variable when it is imported, so this comes before the import.
     """
     with suppress(PackageNotFoundError):
-        # Others may not know the name.
-        if (1, 80) <= tuple(map(int, version("grpcio").split(".")[:2])) < (1, 83):
+        release = tuple(map(int, version("grpcio").split(".")[:2]))
+        # Other releases may not know the name of the experiment.
+        if (1, 80) <= release < (1, 83):
             os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_poller_for_python")
 
 
@@ -254,9 +255,9 @@ def _announce(addresses: list[str], *metrics: str) -> None:
 
 
 def _name_and_directory(text: str) -> tuple[str, Path]:
-    """Return name and directory of `DIR` or `NAME=DIR`.
+    """Return the name and the directory of `DIR` or `NAME=DIR`.
 
-    A directory with `=` in its name is written `./DIR`.
+    Write `./DIR` for a directory with `=` in its name.
     """
     name, equals, directory = text.partition("=")
     if equals and os.sep not in name:

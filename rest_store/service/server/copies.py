@@ -20,10 +20,10 @@ _PIECE_BYTES = 1 << 20
 
 
 class Copies:
-    """Sends the files of the datastores of `catalog` as they were
-    opened. For use within one event loop.
+    """Sends the files of the datastores of `catalog`. For use within one event loop.
 
-    It keeps one piece of each file that is sent, and reads the next one when that has gone.
+    The files are those that were opened. Of each file that is being sent, one piece is in memory;
+    the next one is read when it has gone.
     """
 
     def __init__(self, catalog: Catalog, executor: Executor) -> None:
@@ -31,13 +31,18 @@ class Copies:
         self._executor = executor
 
     async def fetch(self, data: bytes, grant: Grant) -> AsyncIterator[bytes]:
-        """Answer a FetchRequest; raises an error of the table in service/statuses.py."""
+        """Answer a FetchRequest.
+
+        Raises:
+            RestStoreError: of the table in service/statuses.py.
+        """
         request = parse(pb.FetchRequest, data)
         served = self._catalog.one(request.datastore, live=False)
         content = await self._executor.run(
             partial(_content, served, request.file, request.build), small=False
         )
-        offset, size = request.offset, len(content)
+        offset = request.offset
+        size = len(content)
         if offset > size:
             raise FetchError(describe("request", "offset", offset, f"at most {size}"))
         while True:
@@ -49,22 +54,18 @@ class Copies:
 
 
 def _content(served: HostedDatastore, name: str, build: str) -> memoryview:
-    """Return a file, mapped where it is large.
+    """Return the content of a file, mapped if it is large.
 
-    Raise FetchError if there is none, or it is of another build.
+    Raises:
+        FetchError: the datastore has no such file, or is of another build.
     """
     store = served.store
     assert isinstance(store, Datastore)
-    manifest, where = store.manifest, f"datastore {served.name!r}"
+    manifest = store.manifest
+    where = f"datastore {served.name!r}"
     if build not in ("", manifest.digest):
-        raise FetchError(
-            describe(
-                "service",
-                f"build of {where}",
-                manifest.digest,
-                f"{build[:80]}, which it had before",
-            )
-        )
+        expected = f"{build[:80]}, the build of the request"
+        raise FetchError(describe("service", f"build of {where}", manifest.digest, expected))
     if name in ("", FILE_NAME):
         return memoryview(manifest.to_json().encode())
     if name == TOKENIZER_FILE_NAME and manifest.tokenizer_sha256 is not None:
@@ -85,5 +86,5 @@ def _content(served: HostedDatastore, name: str, build: str) -> memoryview:
 
 def _message(served: HostedDatastore, piece: memoryview) -> bytes:
     with reading([served]):
-        checksum = zlib.crc32(piece)  # first: it waits for a disk without the GIL
+        checksum = zlib.crc32(piece)  # before the copy: this waits for a disk without the GIL
         return pb.FetchResponse(data=bytes(piece), checksum=checksum).SerializeToString()

@@ -22,14 +22,18 @@ from rest_store.v1 import datastore_pb2 as pb
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
 
-_QUIET_SECONDS = 5.0  # after which a message has no changes
-# Between messages to those who have everything: the changes of a burst go together.
+_QUIET_SECONDS = 5.0  # without a change, after which an empty message is sent
+# Pause after the latest change, so that the changes of a burst go into one message.
 _PAUSE_SECONDS = 0.01
 
 
 class _Progress(NamedTuple):
-    """How far a follower is: the newest change that it has, and of
-    which datastore, with the namespaces it reads.
+    """The position of a follower.
+
+    Attributes:
+        after: number of the newest change that it has.
+        datastore_id: of that change.
+        namespaces: that it may read; None: all.
     """
 
     after: int
@@ -40,8 +44,8 @@ class _Progress(NamedTuple):
 class Feeds:
     """Sends the changes of the live datastores of `catalog`. For use within one event loop.
 
-    Whoever is behind is sent what is stored, one message after the other, each read when the one
-    before has gone.
+    A follower that is behind gets the stored changes, message by message. A message is read when
+    the one before has gone.
     """
 
     def __init__(self, catalog: Catalog, executor: Executor) -> None:
@@ -53,7 +57,8 @@ class Feeds:
     async def follow(self, data: bytes, grant: Grant) -> AsyncIterator[bytes]:
         """Answer a FollowRequest, without an end.
 
-        Raises an error of the table in service/statuses.py.
+        Raises:
+            RestStoreError: of the table in service/statuses.py.
         """
         request = parse(pb.FollowRequest, data)
         served = self._catalog.one(request.datastore, request.tokenizer_fingerprint, live=True)
@@ -71,34 +76,38 @@ class Feeds:
         raise shutting_down()
 
     def drain(self) -> None:
-        """End all streams, each as soon as its present message has gone."""
+        """End all streams, each once its present message has gone."""
         self._is_draining = True
         for feed in self._feeds.values():
             feed.woken.set()
 
     def close(self) -> None:
-        """End the threads that wait for changes, once the datastores are closed."""
+        """End the threads that wait for changes; to be called once the datastores are closed."""
         for feed in self._feeds.values():
             feed.thread.shutdown()
 
 
 class _Feed:
-    """The changes of one live datastore, read once for all followers equally far.
+    """The changes of a live datastore, read once for all followers with the same progress.
 
-    One thread waits for them.
+    Attributes:
+        thread: waits for changes.
+        woken: set after each wait.
     """
 
     def __init__(self, live: LiveDatastore, executor: Executor) -> None:
         self.thread = ThreadPoolExecutor(1, "changes")
-        self.woken = asyncio.Event()  # after a wait
+        self.woken = asyncio.Event()
         self._live = live
         self._executor = executor
         self._waiting: asyncio.Future[None] | None = None
         self._reading: dict[_Progress, asyncio.Future[tuple[bytes, _Progress, bool]]] = {}
 
     async def read(self, progress: _Progress) -> tuple[bytes, _Progress, bool]:
-        """Return the next message to a follower, where it is then,
-        and whether that is all there is.
+        """Return the next message to a follower.
+
+        Returns:
+            The message, the progress of the follower with it, and whether it has all changes then.
         """
         reading = self._reading.get(progress)
         if reading is None:
@@ -109,8 +118,9 @@ class _Feed:
 
     async def changed(self, after: int) -> None:
         """Wait until there are changes after number `after`, or for some seconds."""
-        if self._live.newest_change > after:  # else a wait in progress is for these changes, too
+        if self._live.newest_change > after:
             return
+        # No follower has newer changes, so a wait in progress is for the same ones.
         if self._waiting is None or self._waiting.done():
             self.woken.clear()
             self._waiting = asyncio.ensure_future(self._wait(after))
@@ -118,14 +128,14 @@ class _Feed:
 
     async def _wait(self, after: int) -> None:
         wait = partial(self._live.wait_for_change, after, _QUIET_SECONDS)
-        with suppress(DatastoreClosedError):  # which reading changes says, too
+        with suppress(DatastoreClosedError):  # the next read raises it, too
             await asyncio.get_running_loop().run_in_executor(self.thread, wait)
         self.woken.set()
 
 
 def _message(live: LiveDatastore, progress: _Progress) -> tuple[bytes, _Progress, bool]:
-    # What followers see of a datastore whose other namespaces they may not read, they see under
-    # another id.
+    """Return the next message to a follower, as `_Feed.read`."""
+    # A token for some namespaces sees fewer changes, and so another id of the datastore.
     view = ""
     if progress.namespaces is not None:
         view = hashlib.sha256("\0".join(sorted(progress.namespaces)).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What a service says over HTTP: its metrics, that it is alive, and whether it is ready."""
+"""The HTTP server of a service: metrics, liveness and readiness."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 class HttpServer(ThreadingHTTPServer):
-    """Answers GET of `/metrics`, `/healthz` and `/readyz`, in
-    threads of its own, from when it is made until `stop`.
+    """Answers GET of `/metrics`, `/healthz` and `/readyz`, from its creation until `stop`.
 
-    `/healthz` is 200 as long as the process answers, `/readyz` only while `is_ready` returns True.
+    It has threads of its own. `/healthz` is 200 as long as the process answers, `/readyz` only
+    while `is_ready` returns True.
 
     Raises:
         ServeError: the address cannot be bound.
@@ -33,13 +33,12 @@ class HttpServer(ThreadingHTTPServer):
         if address.host is None or address.port is None:
             raise ServeError(describe("service", "--metrics", address.text, "HOST:PORT"))
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self.registry, self.is_ready = registry, is_ready
+        self.registry = registry
+        self.is_ready = is_ready
         try:
             super().__init__((address.host, address.port), _Handler)
-        except (
-            OSError,
-            OverflowError,
-        ) as error:  # the latter for a port above 65,535, as a worker's may be
+        except (OSError, OverflowError) as error:
+            # OverflowError: the port of a worker may be above 65,535.
             reason = getattr(error, "strerror", None) or error
             raise ServeError(
                 f"service: address {address.text} of metrics cannot be bound ({reason})"
@@ -68,11 +67,14 @@ class _Handler(MetricsHandler):
             super().do_GET()
             return
         if path == "/healthz" or (path == "/readyz" and self.server.is_ready()):
-            status, body = 200, b"ok\n"
+            status = 200
+            body = b"ok\n"
         elif path == "/readyz":
-            status, body = 503, b"not ready\n"
+            status = 503
+            body = b"not ready\n"
         else:
-            status, body = 404, b"only /metrics, /healthz and /readyz\n"
+            status = 404
+            body = b"only /metrics, /healthz and /readyz\n"
         self.send_response(status)
         self.end_headers()
         self.wfile.write(body)

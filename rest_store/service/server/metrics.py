@@ -1,4 +1,4 @@
-"""What a service counts, for Prometheus."""
+"""The metrics of a service, for Prometheus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WORK = {
     "in_flight": "Requests in flight.",
     "streams": "Open streams.",
     "sessions": "Open draft sessions.",
-    "session_bytes": "Memory reserved for them.",
+    "session_bytes": "Memory reserved for draft sessions.",
 }
 
 
@@ -40,7 +40,8 @@ class Metrics:
         version: of rest-store.
 
     Attributes:
-        registry: what is published.
+        registry: all metrics that are published.
+        reloads: counts reloads of datastores.
     """
 
     def __init__(self, methods: Iterable[str], version: str) -> None:
@@ -76,11 +77,11 @@ class Metrics:
         }
         self._steps = Counter(
             "rest_store_session_steps",
-            "Forward passes of models that sessions were told of.",
+            "Forward passes of models whose tokens were appended to sessions.",
             registry=registry,
         )
         self._tokens = Counter(
-            "rest_store_session_tokens", "Tokens that these produced.", registry=registry
+            "rest_store_session_tokens", "Tokens appended to sessions.", registry=registry
         )
         self.reloads = Counter(
             "rest_store_reloads",
@@ -90,37 +91,35 @@ class Metrics:
         )
 
     def answered(self, method: str, seconds: float) -> None:
-        """Count a request that was answered, and its time in the service."""
+        """Count an answered request, and the seconds from its arrival to its answer."""
         requests, histogram = self._answered[method]
         requests.inc()
         histogram.observe(seconds)
 
     def ended(self, method: str, code: str) -> None:
-        """Count a request that ended with the gRPC status `code`.
-
-        Those of other services are not counted.
-        """
+        """Count a request to DatastoreService that ended with the gRPC status `code`."""
         if method in self._answered:
             self._requests.labels(method, code).inc()
 
     def count_trees(self, method: str, trees: int, nodes: int) -> None:
-        """Count draft trees that `method` sends, and their nodes."""
-        of_trees, of_nodes = self._trees[method]
-        of_trees.inc(trees)
-        of_nodes.inc(nodes)
+        """Count draft trees that a method returned, and their nodes."""
+        tree_counter, node_counter = self._trees[method]
+        tree_counter.inc(trees)
+        node_counter.inc(nodes)
 
     def count_step(self, tokens: int) -> None:
-        """Count a forward pass of a model that a session was told
-        of, and the tokens that it produced.
-        """
+        """Count a forward pass of a model, and the tokens that it appended to a session."""
         self._steps.inc()
         self._tokens.inc(tokens)
 
     def show(
         self, served: Callable[[], Iterable[HostedDatastore]], **work: Callable[[], float]
     ) -> None:
-        """Publish what these return when they are asked, in another
-        thread: datastores, and a value of each gauge.
+        """Publish gauges, whose values are read when metrics are asked for, in another thread.
+
+        Args:
+            served: returns the datastores.
+            work: for each gauge of `_WORK`, a function that returns its value.
         """
         for name, meaning in _WORK.items():
             Gauge(f"rest_store_{name}", meaning, registry=self.registry).set_function(work[name])
@@ -144,7 +143,8 @@ class _DatastoreCollector(Collector):
             )
         }
         for datastore in self._served():
-            info, labels = datastore.store.info(), [datastore.name]
+            info = datastore.store.info()
+            labels = [datastore.name]
             gauges["tokens"].add_metric(labels, info.token_count)
             gauges["documents"].add_metric(labels, info.document_count)
             gauges["shards"].add_metric(labels, info.shard_count)

@@ -1,6 +1,4 @@
-"""Answers to `Draft`, `Count` and `Describe`, from the
-bytes of a request to those of its response.
-"""
+"""Answers to `Draft`, `Count` and `Describe`, from bytes to bytes."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ _SMALL_NODES = 512  # that are drafted in the event loop
 class Queries:
     """Answers queries from the datastores of `catalog`. For use within one event loop.
 
-    Each method takes the bytes of a request and what its call is allowed, returns the bytes of the
-    response, and raises an error of the table in service/statuses.py.
+    Each method takes the bytes of a request and the grant of its call, and returns the bytes of the
+    response. It raises errors of the table in service/statuses.py.
     """
 
     def __init__(
@@ -57,11 +55,11 @@ class Queries:
         contexts = [context.tokens[-limits.max_suffix :] for context in request.contexts]
         del request  # frees the memory of a message while its work waits
         small = max_nodes <= _SMALL_NODES
-        columns = await self._executor.run(partial(_drafts, served, contexts, limits), small=small)
+        batches = await self._executor.run(partial(_drafts, served, contexts, limits), small=small)
         response = pb.DraftResponse()
         nodes = 0
-        for of_context in zip(*columns, strict=True):
-            for tree in of_context:
+        for context_trees in zip(*batches, strict=True):
+            for tree in context_trees:
                 length, count = tree.match
                 response.trees.add(nodes=tree.packed, match_length=length, match_count=count)
                 nodes += len(tree)
@@ -81,16 +79,14 @@ class Queries:
     async def describe(self, data: bytes, _: Grant) -> bytes:
         """Answer a DescribeRequest."""
         parse(pb.DescribeRequest, data)
-        return pb.DescribeResponse(
+        names = pb.ServiceLimits.DESCRIPTOR.fields_by_name
+        limits = {name: getattr(self._limits, name) for name in names}
+        response = pb.DescribeResponse(
             version=self._version,
             datastores=[served.describe() for served in self._catalog.served],
-            limits=pb.ServiceLimits(
-                **{
-                    name: getattr(self._limits, name)
-                    for name in pb.ServiceLimits.DESCRIPTOR.fields_by_name
-                }
-            ),
-        ).SerializeToString()
+            limits=pb.ServiceLimits(**limits),
+        )
+        return response.SerializeToString()
 
 
 def _drafts(

@@ -1,6 +1,6 @@
-"""Validation of requests, before any work is done for them.
+"""Validation of requests, where their bytes enter the service and before any work is done.
 
-First come the limits: a parsed message tells the number of its parts before anything is built from
+Limits come first: a parsed message tells how many elements it has before anything is built from
 them.
 """
 
@@ -28,26 +28,26 @@ from rest_store.v1 import datastore_pb2 as pb
 M = TypeVar("M", bound=Message)
 Tokens = npt.NDArray[np.int32]
 
-_MAX_ACCEPTED = 1024  # in one message of a session
-_MAX_TOP_K = 64  # tokens of a row
+_MAX_ACCEPTED = 1024  # messages Accepted in one message of a session
+_MAX_TOP_K = 64  # tokens after each place
 
 
 class Accepted(NamedTuple):
-    """What a target model produced in a session, as `DraftSession.accept` takes it."""
+    """Tokens of a target model in a session; the arguments of `DraftSession.accept`."""
 
     tokens: Tokens
     top_k: Tokens | None
     node_top_k: Tokens | None
 
 
-def require_size(what: str, size: int, most: int) -> None:
-    """Raise MessageSizeError if a message of `size` bytes is larger than `most`."""
-    if size > most:
-        raise MessageSizeError(describe(what, "size", f"{size} bytes", f"at most {most}"))
+def require_size(what: str, size: int, maximum: int) -> None:
+    """Raise MessageSizeError if a message of `size` bytes is larger than `maximum`."""
+    if size > maximum:
+        raise MessageSizeError(describe(what, "size", f"{size} bytes", f"at most {maximum}"))
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """Return the message of type `kind` in `data`; raise ContextTypeError if it holds another."""
+    """Return the message in `data`; raise ContextTypeError if it is not of type `kind`."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -57,10 +57,10 @@ def parse(kind: type[M], data: bytes) -> M:
         ) from None
 
 
-def require_few(what: str, number: int, most: int) -> None:
-    """Raise ArgumentError if a request has more than `most` of something."""
-    if number > most:
-        raise ArgumentError(describe("request", f"number of {what}", number, f"at most {most}"))
+def require_few(what: str, number: int, maximum: int) -> None:
+    """Raise ArgumentError if the number of some elements of a request is above `maximum`."""
+    if number > maximum:
+        raise ArgumentError(describe("request", f"number of {what}", number, f"at most {maximum}"))
 
 
 def parse_document(message: pb.Document, number: int) -> Tokens:
@@ -79,8 +79,13 @@ def require_token(token: int, vocabulary_size: int, what: str) -> None:
         )
 
 
-def text_of(data: bytes, vocabulary_size: int) -> Tokens:
-    """Return the text of an opening; raise ContextTypeError or QueryError if it is none."""
+def parse_text(data: bytes, vocabulary_size: int) -> Tokens:
+    """Return the text of an opening.
+
+    Raises:
+        ContextTypeError: the bytes are not whole tokens.
+        QueryError: a token is outside the vocabulary.
+    """
     if len(data) % 4:
         raise ContextTypeError(
             describe("session", "text", f"{len(data)} bytes", "tokens of 4 bytes each")
@@ -92,11 +97,13 @@ def text_of(data: bytes, vocabulary_size: int) -> Tokens:
 
 
 def parse_top_k(message: pb.TopK, what: str) -> Tokens:
-    """Return most likely tokens as int32[rows, k].
+    """Return the most likely tokens after some places, int32[places, k].
 
-    -1 ends a row, and so does one outside the vocabulary.
+    The tokens of a place end at -1, or at a token outside the vocabulary.
 
-    Raises ArgumentError for k out of range, ContextTypeError for what is not whole rows.
+    Raises:
+        ArgumentError: k is out of range.
+        ContextTypeError: the bytes are not k tokens for each place.
     """
     k, size = message.k, len(message.tokens)
     if not 1 <= k <= _MAX_TOP_K:
@@ -109,7 +116,10 @@ def parse_top_k(message: pb.TopK, what: str) -> Tokens:
 def parse_accepted(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[Accepted]:
     """Return the accepted tokens of a message.
 
-    Raise a QueryError for too many or none, or as `parse_top_k`.
+    Raises:
+        ArgumentError: there are too many messages.
+        QueryError: one has no tokens, or a token outside the vocabulary.
+        ContextTypeError: as `parse_top_k`.
     """
     require_few("accepted", len(messages), _MAX_ACCEPTED)
     accepted = []
@@ -118,22 +128,21 @@ def parse_accepted(messages: Sequence[pb.Accepted], vocabulary_size: int) -> lis
             raise QueryError(describe("request", "accepted", "empty", "at least one token"))
         require_token(max(message.tokens), vocabulary_size, "accepted")
         tokens = np.fromiter(message.tokens, np.int32, len(message.tokens))
-        top_k = parse_top_k(message.top_k, "top_k") if message.HasField("top_k") else None
-        node_top_k = (
-            parse_top_k(message.node_top_k, "node_top_k")
-            if message.HasField("node_top_k")
-            else None
-        )
+        top_k = None
+        if message.HasField("top_k"):
+            top_k = parse_top_k(message.top_k, "top_k")
+        node_top_k = None
+        if message.HasField("node_top_k"):
+            node_top_k = parse_top_k(message.node_top_k, "node_top_k")
         accepted.append(Accepted(tokens, top_k, node_top_k))
     return accepted
 
 
 def step_costs(values: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Return the costs of steps, float64[n + 1].
-
-    Raise ArgumentError unless they are positive finite numbers.
-    """
+    """Return costs of steps, float64[n + 1]; raise ArgumentError unless positive and finite."""
     require_few("costs", len(values), 1 + MAX_NODES)
     if not all(0 < value < math.inf for value in values):
-        raise ArgumentError(describe("session", "costs", "other numbers", "positive finite ones"))
+        raise ArgumentError(
+            describe("session", "list of costs", "not valid", "positive finite numbers")
+        )
     return np.array(values, np.float64)

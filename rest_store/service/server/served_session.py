@@ -1,7 +1,7 @@
-"""One draft session that a service runs for a client.
+"""A draft session that a service runs for a client.
 
-It reserves the most memory that its text can take before anything is made of a message, and more as
-it grows.
+Before anything is built from a message, the session reserves the memory that its text can take. It
+reserves more as the text grows.
 """
 
 from __future__ import annotations
@@ -17,23 +17,31 @@ from rest_store.drafting.kernel_session import OpenStore, append, follow_changes
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ArgumentError, describe
 from rest_store.service.server.catalog import HostedDatastore, reading, require_readable
-from rest_store.service.server.request_checks import Accepted, parse_accepted, step_costs, text_of
+from rest_store.service.server.request_checks import (
+    Accepted,
+    parse_accepted,
+    parse_text,
+    step_costs,
+)
 from rest_store.service.server.service_limits import Budget, ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 
-_FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
-_NODES = 16  # of a tree, unless the client says
-_SMALL_NODES, _SMALL_TOKENS = 64, 4096  # drafted, and appended, within about a millisecond
-_TOKENS_AHEAD = 1024  # for which memory is reserved at once
+# Bytes of a session without its text and trees. Most of them are those of its calibration.
+_FIXED_MEMORY = 256 << 10
+_NODES = 16  # of a tree, unless the client names another number
+# Nodes that are drafted, and tokens that are appended, within about a millisecond.
+_SMALL_NODES = 64
+_SMALL_TOKENS = 4096
+_TOKENS_AHEAD = 1024  # further tokens for which memory is reserved at once
 
 
 class SessionStep(NamedTuple):
-    """The work of one message, without the message.
+    """The work that a message asks for.
 
     Attributes:
-        accepted: accepted tokens to append.
-        limits: of the draft; None: no draft is asked for.
-        is_small: whether it takes less than about a millisecond.
+        accepted: tokens to append.
+        limits: of the draft tree; None: no tree is asked for.
+        is_small: whether the work takes less than about a millisecond.
     """
 
     accepted: Sequence[Accepted]
@@ -42,7 +50,14 @@ class SessionStep(NamedTuple):
 
 
 class ServedSession:
-    """One session. `open` comes first, then one step at a time.
+    """A session. Call `open` first, then take one step at a time.
+
+    Args:
+        opening: the first part of its first message.
+        served: its datastores.
+        recycled: recycled logits, which other sessions may share; None: they are no source.
+        limits: of the service.
+        budget: of the memory of all sessions.
 
     Attributes:
         memory: bytes reserved.
@@ -61,7 +76,7 @@ class ServedSession:
         limits: ServiceLimits,
         budget: Budget,
     ) -> None:
-        self._recycled = recycled  # which it may share; None where they are no source
+        self._recycled = recycled
         self.memory = 0
         self._served = served
         self._max_tokens = limits.max_session_tokens
@@ -70,50 +85,52 @@ class ServedSession:
         kernel = native_kernel()
         self._token_memory = int(kernel.TOKEN_MEMORY)
         self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
-        self._tokens_reserved = self._nodes_reserved = self._length = 0
-        self._native: Any = None  # the kernel session, once it is open
-        self._datastores: list[OpenStore] = []  # that the kernel session reads
+        self._tokens_reserved = 0
+        self._nodes_reserved = 0
+        self._length = 0
+        self._native: Any = None  # the session of the kernel, once this one is open
+        self._datastores: list[OpenStore] = []  # that the session of the kernel reads
         self._opening = opening
         references = sum(1 + len(reference) // 4 for reference in opening.references)
         self._grow(references + len(opening.tokens) // 4, 0)
         self.opens_at_once = self._length <= _SMALL_TOKENS
 
     def _grow(self, tokens: int, nodes: int) -> None:
-        """Reserve memory for so many more tokens of text, and for trees of so many nodes.
-
-        Raise as the constructor.
-        """
+        """Reserve memory for further tokens and for a tree; raises as the constructor."""
         length = self._length + tokens
         if length > self._max_tokens:
             raise ArgumentError(
                 describe("session", "number of tokens", length, f"at most {self._max_tokens}")
             )
         if length > self._tokens_reserved or nodes > self._nodes_reserved:
-            reserved = (
-                self._tokens_reserved if length <= self._tokens_reserved else length + _TOKENS_AHEAD
-            )
+            max_tokens = self._tokens_reserved
+            if length > max_tokens:
+                max_tokens = length + _TOKENS_AHEAD
             max_nodes = max(self._nodes_reserved, nodes)
-            memory = _FIXED_MEMORY + reserved * self._token_memory + max_nodes * self._node_memory
+            memory = _FIXED_MEMORY + max_tokens * self._token_memory + max_nodes * self._node_memory
             self._budget.take(memory - self.memory)
-            self.memory, self._tokens_reserved, self._nodes_reserved = memory, reserved, max_nodes
+            self.memory = memory
+            self._tokens_reserved = max_tokens
+            self._nodes_reserved = max_nodes
         self._length = length
 
     def step(self, request: pb.DraftSessionRequest) -> SessionStep:
-        """Return the work of a message.
+        """Return the work that a message asks for.
 
-        Raise an error of the table in service/statuses.py for one that is malformed.
+        Raises:
+            RestStoreError: of the table in service/statuses.py; the message is malformed.
         """
-        limits, draft = None, request.draft
+        limits = None
         if request.HasField("draft"):
+            draft = request.draft
             max_nodes = check_int("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
             limits = DraftOptions(max_nodes, step_costs(draft.costs), draft.chain)
-        accepted = (
-            parse_accepted(request.accepted, self._vocabulary_size) if request.accepted else ()
-        )
-        tokens = sum(len(one.tokens) for one in accepted)
+        accepted = parse_accepted(request.accepted, self._vocabulary_size)
+        tokens = sum(len(each.tokens) for each in accepted)
         nodes = 0 if limits is None else limits.max_nodes
         self._grow(tokens, nodes)
-        return SessionStep(accepted, limits, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
+        is_small = nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS
+        return SessionStep(accepted, limits, is_small)
 
     def run(self, step: SessionStep) -> pb.Tree | None:
         """Append the accepted tokens, and return the draft tree if one is asked for.
@@ -134,21 +151,23 @@ class ServedSession:
         return pb.Tree(nodes=nodes, scores=scores, origins=origins)
 
     def follow_changes(self) -> None:
-        """Release shards that live datastores have replaced, with their files and memory.
+        """Release replaced shards of live datastores, with their files and memory.
 
-        Not during a step.
+        Not to be called during a step.
         """
         if self._native is not None:
             follow_changes(self._native, self._datastores)
 
     def open(self) -> None:
-        """Take in the text of the opening, before the first step; in any thread.
+        """Take in the text of the opening, before the first step; raises as `run`.
 
-        Raises as `run`.
+        May run in any thread.
         """
         opening = self._opening
-        references = [text_of(reference, self._vocabulary_size) for reference in opening.references]
-        text = text_of(opening.tokens, self._vocabulary_size)
+        references = [
+            parse_text(reference, self._vocabulary_size) for reference in opening.references
+        ]
+        text = parse_text(opening.tokens, self._vocabulary_size)
         sources: list[object] = [datastore.store for datastore in self._served]
         if opening.prompt_lookup:
             sources.append(PromptLookup())

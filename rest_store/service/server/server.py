@@ -1,4 +1,4 @@
-"""A running service, from listening to draining, on one asyncio event loop."""
+"""A running service, from its start to its end, on one asyncio event loop."""
 
 from __future__ import annotations
 
@@ -33,22 +33,39 @@ from rest_store.service.server.session_streams import SessionStreams
 from rest_store.service.server.writes import Writes
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-_WATCH_SECONDS = 1.0  # between two looks at health, and at what live datastores have replaced
+_WATCH_SECONDS = 1.0  # between two checks of health and of replaced shards
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How a service runs: its datastores by name, and the options
-    of `rest-store serve`, whose help explains them.
+    """The options of a service; those of `rest-store serve`, whose help explains them.
+
+    Attributes:
+        datastores: name and directory of each built datastore.
+        addresses: where the service listens.
+        certificate: PEM file of the certificate of the service; None: no TLS.
+        key: PEM file of its key.
+        client_authority: PEM file of the authority that signs the certificates of clients; None:
+            clients need none.
+        token_file: bearer tokens that are accepted.
+        token: another bearer token, which only reads.
+        insecure: whether a public address may lack TLS or authentication.
+        metrics: address of the HTTP server; None: there is none.
+        limits: of all clients together.
+        drain_seconds: time of running calls after the signal that ends the service.
+        live: name and directory of each live datastore.
+        live_tokenizer: of live datastores that are created, as `LiveDatastore.open` takes it.
+        partition: the partition of each datastore that is served; None: all of it.
+        parent: id of the process whose workers share the addresses; None: this process is alone.
     """
 
     datastores: Sequence[tuple[str, Path]]
     addresses: Sequence[Address] = (Address("127.0.0.1:50051", host="127.0.0.1", port=50051),)
-    certificate: Path | None = None  # PEM file, with its key; TLS
+    certificate: Path | None = None
     key: Path | None = None
-    client_authority: Path | None = None  # that clients' certificates must come from
+    client_authority: Path | None = None
     token_file: Path | None = None
     token: str | None = None
     insecure: bool = False
@@ -56,9 +73,9 @@ class ServeOptions:
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     drain_seconds: float = 10.0
     live: Sequence[tuple[str, Path]] = ()
-    live_tokenizer: object = None  # as `LiveDatastore.open` takes it
-    partition: Partition | None = None  # of each datastore
-    parent: int | None = None  # process whose workers share the addresses; None: this one is alone
+    live_tokenizer: object = None
+    partition: Partition | None = None
+    parent: int | None = None
 
 
 class Server:
@@ -66,10 +83,10 @@ class Server:
 
     Args:
         options: how it runs.
-        version: of rest-store, which it publishes.
+        version: of rest-store, for clients and metrics.
 
     Attributes:
-        metrics: what it counts.
+        metrics: of the service.
 
     Raises:
         ServeError: it cannot start with these options.
@@ -91,10 +108,10 @@ class Server:
         self._executor = executor = Executor()
         self._streams = SessionStreams(self._catalog, limits, self.metrics, executor)
         self._admission = Admission(tokens, limits, self.metrics)
-        # Else a second service there is a mistake.
-        ports = [("grpc.so_reuseport", int(options.parent is not None))]
+        # Only workers share a port. Otherwise a second service at the address is a mistake.
+        shares_ports = ("grpc.so_reuseport", int(options.parent is not None))
         self._server = grpc.aio.server(
-            interceptors=[self._admission], options=[*limits.channel_options(), *ports]
+            interceptors=[self._admission], options=[*limits.channel_options(), shares_ports]
         )
         queries = Queries(self._catalog, limits, self.metrics, executor, version)
         self._writes = Writes(self._catalog, limits)
@@ -111,7 +128,7 @@ class Server:
         )
 
     async def start(self) -> list[str]:
-        """Listen and answer; return the addresses as they were bound."""
+        """Listen and answer; return the bound addresses, with their ports."""
         bound = [self._bind(address) for address in self._options.addresses]
         if self._options.metrics is not None:
             self._http = self._serve_http(self._options.metrics)
@@ -126,7 +143,7 @@ class Server:
         return bound
 
     def _bind(self, address: Address) -> str:
-        if self._options.parent is None:  # else another worker may listen there
+        if self._options.parent is None:  # otherwise another worker may listen there
             address.require_free()
         try:
             if self._credentials is not None and address.path is None:
@@ -154,11 +171,11 @@ class Server:
         return None if self._http is None else self._http.url
 
     async def _watch(self) -> None:
-        """Have health show what queries have met, and sessions release what was replaced."""
+        """Update health, and release replaced shards of live datastores, again and again."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             if self._options.parent not in (None, os.getppid()):
-                os.kill(os.getpid(), signal.SIGTERM)  # nobody else would end it
+                os.kill(os.getpid(), signal.SIGTERM)  # the parent is gone, and cannot end this
             await self._update_health()
             self._streams.follow_changes()
 
@@ -170,7 +187,7 @@ class Server:
             await self._health.set(name, statuses.SERVING if is_serving else statuses.NOT_SERVING)
 
     async def reload(self) -> None:
-        """Open datastores again; those not valid stay as they were."""
+        """Open datastores again. One that is not valid stays as it was."""
         for name, refusal in (await asyncio.to_thread(self._catalog.reload)).items():
             self.metrics.reloads.labels("refused" if refusal else "reloaded").inc()
             if refusal:
@@ -180,9 +197,7 @@ class Server:
         await self._update_health()
 
     async def drain(self) -> None:
-        """Refuse new calls, let running ones finish within
-        `drain_seconds`, stop, and close the live datastores.
-        """
+        """Stop: refuse new calls, wait `drain_seconds` for running ones, close the datastores."""
         _log.info(
             "draining %d requests, %d streams",
             self._admission.requests.used,
@@ -213,38 +228,44 @@ def _credentials(options: ServeOptions) -> grpc.ServerCredentials | None:
     certificate, key, authority = read_certificates(
         options.certificate, options.key, options.client_authority, ServeError
     )
-    assert certificate is not None
-    assert key is not None
+    if certificate is None or key is None:
+        raise ServeError(describe("service", "certificate", "without its key", "both"))
     return grpc.ssl_server_credentials([(key, certificate)], authority, authority is not None)
 
 
 def _require_secure(options: ServeOptions, has_tokens: bool) -> None:
-    """Raise ServeError if a public address lacks TLS or
-    authentication, unless that is asked for.
-    """
-    authenticates = has_tokens or options.client_authority is not None
-    missing = [
-        *(["TLS"] if options.certificate is None else []),
-        *([] if authenticates else ["a token"]),
-    ]
-    private = "a loopback address"
-    addresses = [
-        (address, missing, f"{private} or Unix socket, or TLS and a token (or client certificates)")
-        for address in options.addresses
-    ]
+    """Raise ServeError if a public address lacks TLS or authentication without `insecure`."""
+    if options.insecure:
+        return
+    missing = []
+    if options.certificate is None:
+        missing.append("TLS")
+    if not has_tokens and options.client_authority is None:
+        missing.append("a token")
+    expected = "a loopback address or Unix socket, or TLS and a token (or client certificates)"
+    if missing:
+        for address in options.addresses:
+            _require_local(address, missing, expected)
     if options.metrics is not None:
-        addresses.append((options.metrics, ["TLS", "a token"], private))
-    for address, lacks, expected in addresses:
-        if lacks and not address.is_local and not options.insecure:
-            found = f"public, without {' and '.join(lacks)}"
-            raise ServeError(
-                describe("service", f"address {address.text}", found, f"{expected}, or --insecure")
-            )
+        _require_local(options.metrics, ["TLS", "a token"], "a loopback address")
+
+
+def _require_local(address: Address, missing: Sequence[str], expected: str) -> None:
+    """Raise ServeError if an address is public, although its protection is `missing`."""
+    if not address.is_local:
+        found = f"public, without {' and '.join(missing)}"
+        raise ServeError(
+            describe("service", f"address {address.text}", found, f"{expected}, or --insecure")
+        )
 
 
 async def serve(options: ServeOptions, version: str, ready: Callable[..., object]) -> None:
-    """Run a service until SIGTERM or SIGINT; SIGHUP reloads. Calls
-    `ready` with its addresses once it answers.
+    """Run a service until SIGTERM or SIGINT; SIGHUP reloads its datastores.
+
+    Args:
+        options: of the service.
+        version: of rest-store.
+        ready: called with the addresses, and the URL of the metrics, once the service answers.
 
     Raises:
         ServeError: it cannot start with these options.

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from rest_store.errors import OverloadedError
 
-# Of the largest request: for each context 64 tokens of at most 5 bytes, and as much again; and
-# names.
-_CONTEXT_BYTES, _OTHER_BYTES = 512, 64 << 10
-_TOKEN_BYTES = 4  # of the text of a session
-_WAITING = 4  # requests that wait to be read, for each that may be in flight
-_GREATEST_OPTION = (1 << 31) - 1  # gRPC takes a C int
+# Bytes of the largest request: 64 tokens of at most 5 bytes for each context, with room to spare,
+# and names.
+_CONTEXT_BYTES = 512
+_OTHER_BYTES = 64 << 10
+_TOKEN_BYTES = 4  # in the text of a session
+_WAITING = 4  # requests that may wait to be read, for each request in flight
+_MAX_OPTION = (1 << 31) - 1  # gRPC takes a C int
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,14 @@ class ServiceLimits:
     """Limits of a service; `Describe` publishes them.
 
     Attributes:
-        max_contexts: most contexts of one request, times datastores; also its documents or ids.
-        max_in_flight: most requests in flight, without streams.
-        max_streams: most open streams.
-        max_connections: most connections of each address; further ones are closed.
-        max_session_tokens: most tokens of the text of one session.
-        max_session_memory: most bytes of all sessions together.
-        max_message_bytes: largest answer, and largest request that adds or deletes documents;
-            others are smaller.
+        max_contexts: contexts of a request, times datastores; also its documents or ids.
+        max_in_flight: requests in flight, without streams.
+        max_streams: open streams.
+        max_connections: connections of each address; further ones are closed.
+        max_session_tokens: tokens of the text of a session.
+        max_session_memory: bytes of all sessions together.
+        max_message_bytes: bytes of an answer, and of a request that adds or deletes documents.
+            Other requests are smaller.
     """
 
     max_contexts: int = 1024
@@ -39,32 +40,31 @@ class ServiceLimits:
 
     @property
     def max_request_bytes(self) -> int:
-        """Largest request: the size of `max_contexts` contexts, so
-        that reading any message costs little.
-        """
+        """Bytes of a request: those of `max_contexts` contexts, so that any message is cheap."""
         return min(self.max_message_bytes, _OTHER_BYTES + _CONTEXT_BYTES * self.max_contexts)
 
     @property
     def max_opening_bytes(self) -> int:
-        """Largest first message of a session, which has its text."""
+        """Bytes of the first message of a session, which has its text."""
         return self.max_request_bytes + _TOKEN_BYTES * self.max_session_tokens
 
     def channel_options(self) -> list[tuple[str, int]]:
-        """Return these limits, and those of peers that say nothing, as options of a gRPC server."""
+        """Return the options of a gRPC server with these limits, also for silent peers."""
         largest = max(self.max_message_bytes, self.max_opening_bytes)
         waiting = _WAITING * self.max_in_flight
         options = [
-            # gRPC refuses larger messages unread; those between the two limits get our own error.
+            # gRPC refuses larger messages unread. A smaller one that is above a limit of this
+            # service is read, and gets an error that names the limit.
             ("grpc.max_receive_message_length", largest + (4 << 20)),
             ("grpc.max_send_message_length", -1),
-            # Of one connection.
+            # The limit of one connection.
             ("grpc.max_concurrent_streams", self.max_in_flight + self.max_streams),
-            # gRPC itself drops requests that come faster than the event loop can even refuse them:
-            # from half the limit on some, more the longer the queue is. Their clients see
-            # CANCELLED.
+            # gRPC itself drops requests that come faster than the event loop can refuse them. From
+            # half of the limit on it drops some, and more the longer the queue is. Clients see the
+            # status CANCELLED.
             ("grpc.server.max_pending_requests", waiting // 2),
             ("grpc.server.max_pending_requests_hard_limit", waiting),
-            # Deadlines end what waits too long.
+            # Deadlines of clients end requests that wait too long.
             ("grpc.server_max_unrequested_time_in_server", 3600),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
@@ -76,18 +76,18 @@ class ServiceLimits:
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.max_connection_idle_ms", 600_000),  # without a call
         ]
-        return [(name, min(value, _GREATEST_OPTION)) for name, value in options]
+        return [(name, min(value, _MAX_OPTION)) for name, value in options]
 
 
 class Budget:
     """An amount that may be in use at once. For use within one event loop.
 
     Args:
-        what: that is used, for the error.
-        limit: most of it.
+        what: name of the unit, for the error.
+        limit: the amount.
 
     Attributes:
-        used: how much of it is in use.
+        used: the amount in use.
     """
 
     def __init__(self, what: str, limit: int) -> None:
@@ -96,10 +96,7 @@ class Budget:
         self.used = 0
 
     def take(self, amount: int = 1) -> None:
-        """Use so much more until `give_back`.
-
-        Raise OverloadedError if that is more than there is.
-        """
+        """Use more until `give_back`; raise OverloadedError if there is not enough."""
         if self.used + amount > self._limit:
             raise OverloadedError(
                 f"service is overloaded: it has {self._limit} {self._what}; try again later"
@@ -107,5 +104,5 @@ class Budget:
         self.used += amount
 
     def give_back(self, amount: int = 1) -> None:
-        """Use so much less."""
+        """Use less."""
         self.used -= amount

@@ -1,7 +1,7 @@
 """The methods of DatastoreService for gRPC.
 
-Messages pass as bytes, so that their sizes are known and a malformed one is an error of ours like
-any other.
+Messages pass as bytes. So their sizes are known before they are parsed, and a malformed message
+gets an error of the same form as any other.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def datastore_service(
 ) -> Any:
     """Return the handler of all methods, for a server of grpc.aio."""
 
-    def unary(name: str, answer: Answer, most: int = limits.max_request_bytes) -> Any:
+    def unary(name: str, answer: Answer, max_bytes: int = limits.max_request_bytes) -> Any:
         async def handle(data: bytes, context: Context) -> bytes:
             start = perf_counter()
             async with ending(name, context, metrics):
-                require_size("request", len(data), most)
+                require_size("request", len(data), max_bytes)
                 response = await answer(data, GRANT.get())
                 require_size("response", len(response), limits.max_message_bytes)
             metrics.answered(name, perf_counter() - start)

@@ -1,6 +1,4 @@
-"""The streams of `DraftSession`: one session each, until its
-client, an error or the service ends it.
-"""
+"""The streams of `DraftSession`, each with one session."""
 
 from __future__ import annotations
 
@@ -26,19 +24,26 @@ from rest_store.service.server.service_limits import Budget, ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 
 _NAME = "DraftSession"
-_MAX_KEY_BYTES = 64  # bytes
-_MAX_TABLES = 64  # of recycled logits that are kept for later sessions, which have up to 9 MB
+_MAX_KEY_BYTES = 64
+_MAX_TABLES = 64  # of recycled logits, of up to 9 MB each, that wait for later sessions
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
 
 @dataclass(eq=False)
 class _Stream:
-    """One open stream: its task, and its session once that is open."""
+    """An open stream.
+
+    Attributes:
+        task: of the call.
+        session: None: its opening has not come yet.
+        in_step: whether a message is being answered.
+        ending: the error with which the service ends the stream; None: it does not.
+    """
 
     task: asyncio.Task[Any]
     session: ServedSession | None = None
-    in_step: bool = False  # whether its latest message is not answered yet
-    ending: RestStoreError | None = None  # why the service ends it
+    in_step: bool = False
+    ending: RestStoreError | None = None
 
 
 class SessionStreams:
@@ -48,11 +53,11 @@ class SessionStreams:
         catalog: the datastores.
         limits: of messages and sessions.
         metrics: count trees, steps and tokens.
-        executor: does the work.
+        executor: runs the work.
 
     Attributes:
-        memory: bytes that sessions have reserved, besides recycled logits.
-        open: the streams that are open now.
+        memory: bytes that sessions have reserved, without recycled logits.
+        open: the open streams.
     """
 
     def __init__(
@@ -68,7 +73,7 @@ class SessionStreams:
         self._is_draining = False
 
     async def run(self, _: object, context: Context) -> None:
-        """Run a stream; its messages are bytes."""
+        """Answer a call of `DraftSession`, whose messages are bytes."""
         task = asyncio.current_task()
         assert task is not None
         stream = _Stream(task)
@@ -79,9 +84,7 @@ class SessionStreams:
                 raise stream.ending or error from None
 
     async def _converse(self, stream: _Stream, context: Context) -> None:
-        """Answer the messages of a stream, one after the other, until
-        its client ends it or this service drains.
-        """
+        """Answer the messages of a stream, until its client ends it or this service drains."""
         self.open.add(stream)
         try:
             while (data := await context.read()) is not _EOF:
@@ -94,32 +97,36 @@ class SessionStreams:
                 stream.in_step = False
                 if self._is_draining:
                     raise shutting_down()
-        finally:  # before the client hears of the end
+        finally:  # before the client learns of the end
             self.open.discard(stream)
             if stream.session is not None:
                 self.memory.give_back(stream.session.memory)
 
     async def _step(self, stream: _Stream, data: bytes) -> bytes | None:
-        """Answer the next message, if it asks for anything.
+        """Return the answer to the next message; None if it asks for no tree.
 
-        Raise an error of the table in service/statuses.py.
+        Raises:
+            RestStoreError: of the table in service/statuses.py.
         """
-        session, limits = stream.session, self._limits
-        require_size(
-            "request",
-            len(data),
-            limits.max_opening_bytes if session is None else limits.max_request_bytes,
-        )
+        session = stream.session
+        limits = self._limits
+        max_bytes = limits.max_opening_bytes if session is None else limits.max_request_bytes
+        require_size("request", len(data), max_bytes)
         request = parse(pb.DraftSessionRequest, data)
-        if request.HasField("open") != (session is None):
-            found, expected = ("absent", "first") if session is None else ("second", "none")
-            raise ProtocolError(
-                describe("session", "opening", found, f"{expected}: a session is opened once")
-            )
+        has_opening = request.HasField("open")
         if session is None:
+            if not has_opening:
+                raise ProtocolError(
+                    describe("session", "first message", "without an opening", "one with it")
+                )
             served = self._catalog.select(request.open.selection, GRANT.get())
-            session = stream.session = self._begin(request.open, served)
+            session = self._begin(request.open, served)
+            stream.session = session
             await self._executor.open(session.open, small=session.opens_at_once)
+        elif has_opening:
+            raise ProtocolError(
+                describe("session", "opening", "a second one", "one: a session is opened once")
+            )
         step = session.step(request)
         tree = await self._executor.run(partial(session.run, step), small=step.is_small)
         for accepted in step.accepted:
@@ -132,35 +139,39 @@ class SessionStreams:
     def _begin(
         self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]
     ) -> ServedSession:
-        """Return a new session over the datastores `served`. Its text is not read yet.
+        """Return a new session over the datastores `served`, without its text.
 
         Raises:
             ArgumentError: the text or a key is too long, or there are too many datastores.
             OverloadedError: the sessions take too much memory.
         """
-        most = int(native_kernel().MAX_STORES)
-        if len(served) > most:
+        max_stores = int(native_kernel().MAX_STORES)
+        if len(served) > max_stores:
             raise ArgumentError(
-                describe("session", "number of datastores", len(served), f"at most {most}")
+                describe("session", "number of datastores", len(served), f"at most {max_stores}")
             )
-        recycled = (
-            self._recycled_logits(opening.recycled_logits) if opening.recycled_logits else None
-        )
+        recycled = None
+        if opening.recycled_logits:
+            recycled = self._recycled_logits(opening.recycled_logits)
         return ServedSession(opening, served, recycled, self._limits, self.memory)
 
     def _recycled_logits(self, key: bytes) -> RecycledLogits:
-        """Return what sessions with the same key share, and keep it for later ones."""
+        """Return the table that sessions with the same key share, and keep it for later ones."""
         if len(key) > _MAX_KEY_BYTES:
-            found, expected = f"{len(key)} bytes", f"at most {_MAX_KEY_BYTES}"
+            found = f"{len(key)} bytes"
+            expected = f"at most {_MAX_KEY_BYTES}"
             raise ArgumentError(describe("session", "key of recycled logits", found, expected))
         table = self._tables.pop(key, None)
-        self._tables[key] = table = RecycledLogits() if table is None else table
+        if table is None:
+            table = RecycledLogits()
+        self._tables[key] = table  # as the latest one
         if len(self._tables) > _MAX_TABLES:
-            del self._tables[next(iter(self._tables))]  # open sessions go on with theirs
+            earliest = next(iter(self._tables))
+            del self._tables[earliest]  # open sessions keep theirs
         return table
 
     def follow_changes(self) -> None:
-        """Have sessions between two steps release what live datastores have replaced.
+        """Release replaced shards of live datastores, in sessions between two steps.
 
         To be called every second.
         """
@@ -169,10 +180,7 @@ class SessionStreams:
                 stream.session.follow_changes()
 
     def drain(self) -> None:
-        """End streams between two steps, each as soon as its present one is answered.
-
-        New ones likewise.
-        """
+        """End all streams, later ones too, each once its present message is answered."""
         self._is_draining = True
         for stream in self.open:
             if not stream.in_step:

@@ -1,5 +1,6 @@
-"""Several processes that serve the same frozen datastores at the
-same ports: the kernel deals out connections.
+"""Worker processes of one service, which listen at the same ports.
+
+They serve the same frozen datastores. The operating system deals connections out to them.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from functools import partial
 
 
 def fork_workers(number: int, announce: Callable[[], None]) -> tuple[int, Callable[..., None]]:
-    """Go on as `number` processes.
+    """Fork workers, and return in each of them.
 
-    To be called before gRPC is loaded, which does not survive a fork.
+    Call this before gRPC is loaded, which does not survive a fork. The first process does not
+    return: it calls `announce` once all workers answer, and passes signals on to them. It ends with
+    the first worker that ends, and with the status of that one.
 
-    The first process does not return: it calls `announce` once all workers answer, passes signals
-    on to them, and ends with the first of them that ends, with its status.
+    Args:
+        number: of workers.
+        announce: called in the first process.
 
     Returns:
-        The number of this worker, from 0, and what it calls once it answers.
+        The number of this worker, from 0, and a function that it calls once it answers.
     """
     reader, writer = os.pipe()
     workers: list[int] = []
@@ -35,7 +39,7 @@ def fork_workers(number: int, announce: Callable[[], None]) -> tuple[int, Callab
 
     def pass_on(signal_number: int, _: object = None) -> None:
         nonlocal is_ending
-        if not is_ending:  # a second SIGTERM would kill a worker that is about to exit
+        if not is_ending:  # a worker that is about to exit would die of a second SIGTERM
             is_ending = signal_number != signal.SIGHUP
             for process in workers:
                 os.kill(process, signal_number)
@@ -43,7 +47,8 @@ def fork_workers(number: int, announce: Callable[[], None]) -> tuple[int, Callab
     for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signal_number, pass_on)
     with os.fdopen(reader, "rb") as answering:
-        if len(answering.read()) == number:  # until each worker answers, or has ended without
+        # The read ends when each worker has answered, or has ended without.
+        if len(answering.read()) == number:
             announce()
         else:
             pass_on(signal.SIGTERM)

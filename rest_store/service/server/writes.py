@@ -1,24 +1,25 @@
-"""Answers to `Add` and `Delete`, from the bytes of a request to those of its response."""
+"""Answers to `Add` and `Delete`, from bytes to bytes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from rest_store.errors import StorageError, WriterError
+from rest_store.live.added_documents import AddedDocuments
 from rest_store.service.bearer_tokens import Grant
 from rest_store.service.server.catalog import Catalog, HostedDatastore
 from rest_store.service.server.request_checks import parse, parse_document, require_few
 from rest_store.service.server.service_limits import Budget, ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 
-_MAX_BYTES = 64 << 20  # of all requests that are not done yet
-# That a request, and each of its documents or ids, counts for beside its message.
-_PART_BYTES = 1 << 10
-_THREADS = 4  # callers that share a commit
+_MAX_BYTES = 64 << 20  # of all requests that wait to be written
+# Bytes that a request, and each of its documents or ids, takes beside the message.
+_ITEM_BYTES = 1 << 10
+_THREADS = 4  # writers, which share a commit
 
 T = TypeVar("T")
 W = TypeVar("W", pb.AddRequest, pb.DeleteRequest)
@@ -29,10 +30,10 @@ _log = logging.getLogger(__name__)
 class Writes:
     """Answers requests that change live datastores of `catalog`. For use within one event loop.
 
-    It writes in threads of its own, so drafts do not wait for a disk.
+    It writes in threads of its own, so that drafts do not wait for a disk.
 
-    Each method takes the bytes of a request and what its call is allowed, returns the bytes of the
-    response, and raises an error of the table in service/statuses.py.
+    Each method takes the bytes of a request and the grant of its call, and returns the bytes of the
+    response. It raises errors of the table in service/statuses.py.
     """
 
     def __init__(self, catalog: Catalog, limits: ServiceLimits) -> None:
@@ -44,7 +45,7 @@ class Writes:
     def close(self) -> None:
         """Wait for the writes in progress.
 
-        Those that have not begun are left out: nobody waits for their results.
+        Writes that have not begun are dropped: nobody waits for their results.
         """
         self._threads.shutdown(cancel_futures=True)
 
@@ -57,14 +58,17 @@ class Writes:
             parse_document(document, number) for number, document in enumerate(request.documents)
         ]
         ids = [document.id for document in request.documents]
-        served, options = (
-            served.in_namespace(request.namespace),
-            {"group": request.group, "epoch": request.epoch},
-        )
-        del request
-        added, sequence = await self._carried_out(
-            served, lambda live: live.add(documents, ids, **options), data, ids
-        )
+        served = served.in_namespace(request.namespace)
+        group = request.group
+        epoch = request.epoch
+        del request  # frees the memory of a message while its work waits
+
+        def write(live: Any) -> AddedDocuments:
+            added: AddedDocuments = live.add(documents, ids, group=group, epoch=epoch)
+            return added
+
+        size = len(data) + _ITEM_BYTES * (1 + len(ids))
+        added, sequence = await self._write(served, write, size)
         return pb.AddResponse(added=added.added, sequence=sequence).SerializeToString()
 
     async def delete(self, data: bytes, grant: Grant) -> bytes:
@@ -72,28 +76,38 @@ class Writes:
         request = self._parsed(pb.DeleteRequest, data, grant)
         served = self._catalog.one(request.datastore, live=True)
         require_few("ids", len(request.ids), self._limits.max_contexts)
-        ids, served = list(request.ids), served.in_namespace(request.namespace)
-        deleted, sequence = await self._carried_out(
-            served, lambda live: live.delete(ids), data, ids
-        )
+        served = served.in_namespace(request.namespace)
+        ids = list(request.ids)
+
+        def write(live: Any) -> int:
+            deleted: int = live.delete(ids)
+            return deleted
+
+        size = len(data) + _ITEM_BYTES * (1 + len(ids))
+        deleted, sequence = await self._write(served, write, size)
         return pb.DeleteResponse(deleted=deleted, sequence=sequence).SerializeToString()
 
     def _parsed(self, kind: type[W], data: bytes, grant: Grant) -> W:
-        """Return a message; of one that may not write, nothing is made."""
+        """Return the message of a call that may write; otherwise raise before it is parsed."""
         grant.require_write()
         request = parse(kind, data)
         grant.require_namespace(request.namespace)
         return request
 
-    async def _carried_out(
-        self, served: HostedDatastore, write: Callable[[Any], T], data: bytes, parts: Sequence[str]
+    async def _write(
+        self, served: HostedDatastore, write: Callable[[Any], T], size: int
     ) -> tuple[T, int]:
-        """Return the result of a write, and the number of a change with which it is visible.
+        """Run a write in a thread; it goes on if the client leaves.
 
-        It goes on if the client leaves, and the size of its message counts until it is done.
+        Args:
+            served: a live datastore, which `write` is called with.
+            write: the write.
+            size: bytes that count as waiting until the write is done.
+
+        Returns:
+            The result, and the number of a change with which it is visible.
         """
         live: Any = served.store
-        size = len(data) + _PART_BYTES * (1 + len(parts))
         self._waiting.take(size)
         done = asyncio.get_running_loop().run_in_executor(self._threads, write, live)
         done.add_done_callback(lambda _: self._waiting.give_back(size))
@@ -101,6 +115,6 @@ class Writes:
             return await asyncio.shield(done), live.newest_change
         except (StorageError, WriterError) as error:
             _log.warning("datastore %s: %s", served.name, error)
-            # Clients are not told the path.
+            # Clients do not learn the path.
             text = str(error).replace(str(live.path), f"datastore {served.name!r}")
             raise StorageError(text) from None

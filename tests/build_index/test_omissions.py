@@ -13,7 +13,7 @@ from build_index import slices, workers
 from build_index.builder import BuildOptions, build
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts
-from build_index.left_out import left_out_texts
+from build_index.omissions import skipped_texts
 from rest_store.datastore.manifest import Manifest
 from tests.shared.builds import build_here, contents, documents, write_jsonl
 from tests.shared.corpora import read_corpus, write_files
@@ -47,7 +47,7 @@ def test_each_kind_is_named_with_its_example_and_what_helps(tmp_path, name):
     counts = corpus.counts
     size = (tmp_path / "b" / name).stat().st_size
     assert (counts.skipped, counts.sizes, counts.lost_bytes) == ({kind: 1}, {kind: size}, size)
-    (text,) = left_out_texts(counts.skipped, counts.sizes, {kind: counts.largest[kind][1]})
+    (text,) = skipped_texts(counts.skipped, counts.sizes, {kind: counts.largest[kind][1]})
     assert text.startswith(f"1 {kind} ({size} bytes): {tmp_path}/b/{name}")
     assert hint in text
 
@@ -69,7 +69,7 @@ def test_the_largest_example_is_shown_and_of_equal_ones_the_first(tmp_path):
     )
     counts = read_corpus(tmp_path)[0].counts
     assert counts.largest == {"binary": (20, f"{tmp_path}/a.bin")}
-    assert left_out_texts(counts.skipped, counts.sizes, {"binary": "a.bin"}) == [
+    assert skipped_texts(counts.skipped, counts.sizes, {"binary": "a.bin"}) == [
         "3 binary (49 bytes), the largest: a.bin"
     ]
 
@@ -193,8 +193,6 @@ def test_several_processes_and_an_interruption_say_the_same(tree, tokenizer, tmp
 
 def test_the_statuses_are_documented():
     help_text = " ".join(build_here("--help").stdout.split())
-    assert (
-        "3 if the datastore is complete, but more than half of a corpus was left out" in help_text
-    )
+    assert "3 if the datastore is complete, but lacks more than half of a corpus" in help_text
     page = " ".join((Path(__file__).parents[2] / "docs/how-to/building.md").read_text().split())
     assert "Exit status 3" in page

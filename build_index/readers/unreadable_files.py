@@ -1,6 +1,4 @@
-"""What is not read: how it is called in the summary of a build, and
-the command that makes it readable.
-"""
+"""Files without a reader: their names in the summary of a build, and commands that convert them."""
 
 from __future__ import annotations
 
@@ -11,19 +9,20 @@ BINARY = "binary"
 DAMAGED = "damaged"
 LFS_POINTER = "Git LFS pointer"
 BARE_REPOSITORY = "bare Git repository"
-TAR, ZIP, SQLITE = "tar archive", "zip archive", "SQLite database"
+TAR = "tar archive"
+ZIP = "zip archive"
+SQLITE = "SQLite database"
 ROW_NUMBERS = "table of row numbers"
 CACHED = "cached result of datasets"
 
 _LFS_HEAD = b"version https://git-lfs.github.com/spec/v1\n"
-_PDF, _SEVEN_ZIP, _RAR, _UTF16, _OFFICE = (
-    "PDF",
-    "7z archive",
-    "RAR archive",
-    "UTF-16 text",
-    "office document",
-)
-_AVRO, _ORC = "Avro file", "ORC file"
+_PDF = "PDF"
+_SEVEN_ZIP = "7z archive"
+_RAR = "RAR archive"
+_UTF16 = "UTF-16 text"
+_OFFICE = "office document"
+_AVRO = "Avro file"
+_ORC = "ORC file"
 _MAGICS = {
     b"%PDF-": _PDF,
     b"7z\xbc\xaf\x27\x1c": _SEVEN_ZIP,
@@ -51,7 +50,7 @@ HINTS = {
     _ORC: "`pyarrow.orc.read_table` reads it, `pyarrow.parquet.write_table` writes it as parquet",
     "ignored by .gitignore": "--no-gitignore reads it",
 }
-"""What helps against each reason to skip something, where a command does."""
+"""By the reason to skip a file, a command that helps, where there is one."""
 
 _NOUNS = (
     *HINTS,
@@ -73,8 +72,9 @@ _PLURALS |= {
     "JSONL without a known field": "JSONL files without a known field",
 }
 
-MEDIA, CODE = "media file", "compiled code"  # without a text that anybody misses
-WITHOUT_TEXT = {MEDIA, CODE}
+MEDIA = "media file"
+CODE = "compiled code"
+WITHOUT_TEXT = {MEDIA, CODE}  # to leave them out is no loss
 _ENDINGS = {
     MEDIA: (
         "png jpg jpeg gif webp avif bmp ico icns tif tiff psd heic xcf mp3 wav ogg oga opus flac"
@@ -87,23 +87,21 @@ _CODE_MAGICS = (b"\x7fELF", b"MZ", b"\xca\xfe\xba\xbe", b"\xcf\xfa\xed\xfe", b"\
 
 
 def reason_text(reason: str, number: int) -> str:
-    """Return how many were skipped for a reason, for people."""
+    """Return the number of things skipped for a reason, as text for people."""
     return f"{number:,} {reason if number == 1 else _PLURALS.get(reason, reason)}"
 
 
 def is_lfs_pointer(head: bytes) -> bool:
-    """Whether a file stands for one that Git LFS has not fetched."""
+    """Whether a file is a pointer to a file that Git LFS has not fetched."""
     return head.startswith(_LFS_HEAD) and b"\noid " in head
 
 
-def kind_of(head: bytes, where: str) -> str | None:
-    """Return how content that no reader takes is called, by its
-    first bytes, or None if it may be a text.
+def unreadable_kind(head: bytes, where: str) -> str | None:
+    """Return the kind of content without a reader, by its first bytes; None: it may be a text.
 
     Args:
         head: the first bytes.
-        where: name of the file, by whose ending pictures, sound, fonts and compiled code are told
-            from other binary content.
+        where: name of the file; its ending identifies pictures, sound, fonts and compiled code.
     """
     kind = next((kind for magic, kind in _MAGICS.items() if head.startswith(magic)), None)
     if kind is not None and (kind != _ORC or b"\0" in head):

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from rest_store.drafting.costs import DraftPolicy, StepCosts
+from rest_store.drafting.costs import StepCosts
+from rest_store.drafting.draft_policy import DraftPolicy
 
 Cost = Callable[[int], float]  # milliseconds of a step by draft tokens
 

@@ -22,7 +22,7 @@ from build_index.conversation_text import (
     ConversationWriter,
 )
 from build_index.documents import CorpusCounts, Document
-from build_index.readers.conversations import messages_of
+from build_index.readers.conversations import parse_messages
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.manifest import Manifest
 from rest_store.errors import CorpusError
@@ -138,7 +138,7 @@ def written(template: str, *turns: dict[str, Any]) -> tuple[str, dict[str, int]]
     writer = ConversationWriter(ChatTemplate(template, {}, "x"), CONTROLS, lambda text: text)
     return (
         writer.written(
-            messages_of(turns, "chats.jsonl:7", "messages", left_out), "chats.jsonl:7", left_out
+            parse_messages(turns, "chats.jsonl:7", "messages", left_out), "chats.jsonl:7", left_out
         ),
         left_out,
     )
@@ -425,7 +425,7 @@ def test_a_control_token_that_json_hides_in_arguments_stays_text(byte_level_file
         " }}<|im_end|>{% endfor %}"
     )
     loaded = load_tokenizer(byte_level_file, chat_template=template)
-    messages = messages_of(
+    messages = parse_messages(
         [user("Q"), assistant(None, tool_calls=[call])], "x", "messages", Counter()
     )
     tokens = loaded.encode_documents([Document(messages=messages)])[0].tolist()
