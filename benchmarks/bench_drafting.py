@@ -36,7 +36,7 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.open_store import open_datastores
 
 DRAFTS = {"16 nodes": (16, "tree"), "64 nodes": (64, "tree"), "chain of 8": (8, "chain")}
-# Of a batch.
+# Sessions, steps and rounds of a batch.
 SESSIONS = 64
 STEPS = 12
 ROUNDS = 5
@@ -58,7 +58,9 @@ OPENINGS = {4_000: 50, 128_000: 10}  # by tokens of a prompt, the number of open
 def main(
     recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int, out: Destination
 ) -> None:
-    chosen = [recording for path in recordings for recording in read_recordings(path)]
+    chosen = []
+    for path in recordings:
+        chosen += read_recordings(path)
     fitting, held_out = split(chosen, "bench_drafting.py")
     stores = list(open_datastores(datastores).values())
     walks = long_walks(held_out[::every], fitting)
@@ -119,7 +121,9 @@ def batches(walks: Sequence[Walk], stores: Sequence[object]) -> dict[str, Any]:
     """Return the median milliseconds of a batch."""
     long = [walk for walk in walks if walk.text.size - walk.start >= 9 * STEPS] or list(walks)
     chosen = [long[i % len(long)] for i in range(SESSIONS)]
-    steps = np.array([step for _ in range(ROUNDS) for step in steps_of_batch(chosen, stores)])
+    steps = []
+    for _ in range(ROUNDS):
+        steps += steps_of_batch(chosen, stores)
     drafting, accepting = 1e3 * np.median(steps, axis=0)
     return {
         "median_ms": round(drafting, 3),

@@ -40,7 +40,7 @@ SHAPES = {
         "num_attention_heads": 4,
     },
 }
-# Of the steps that are measured.
+# Shapes of the steps that are measured.
 SEQUENCES = (1, 4, 16)
 CACHED = (128, 1024)
 VERIFIED = (1, 8, 32)

@@ -74,9 +74,10 @@ def main(
     seconds: float,
     out: Destination,
 ) -> None:
-    others, held_out = split(
-        [one for path in recordings for one in read_recordings(path)], "bench_service.py"
-    )
+    chosen = []
+    for path in recordings:
+        chosen += read_recordings(path)
+    others, held_out = split(chosen, "bench_service.py")
     walks = long_walks(held_out[::every], others)
     stores = list(open_datastores(datastores).values())
     tokens = [store.info().token_count for store in stores]
@@ -107,7 +108,7 @@ def serving(directories: Sequence[Path], *others: str) -> Iterator[list[str]]:
     """Serve `directories` by their numbers; yield the addresses, and end the service afterwards.
 
     Args:
-        directories: of datastores.
+        directories: directories of datastores.
         others: addresses to listen on besides a Unix socket, which is the last.
     """
     with contextlib.ExitStack() as stack:

@@ -122,7 +122,10 @@ def run(
     }
     with tempfile.TemporaryDirectory() as folder:
         outputs = answers(Path(folder) / "run", server, rounds, settings)
-    return [answer["meta_info"] for answered in outputs for answer in answered]
+    known = []
+    for round_answers in outputs:
+        known += [answer["meta_info"] for answer in round_answers]
+    return known
 
 
 def row(name: str, width: int, known: list[dict[str, Any]]) -> dict[str, Any]:

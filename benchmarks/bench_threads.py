@@ -1,4 +1,4 @@
-"""Measure ways in which torch's threads wait, on an idle and on a busy machine.
+"""Measure ways in which torch's threads wait, with a load on the machine and without.
 
 Threads of OpenMP wait after each operation of a pass. They spin for a while and then sleep; the
 environment says how long, before torch is imported. A process for each setting runs the same
@@ -158,7 +158,7 @@ def main(size: str, busy: int, rounds: int, passes: int, out: Destination) -> No
             way: stack.enter_context(worker(size, environment)) for way, environment in WAYS.items()
         }
         results["threads"] = {way: connection.recv() for way, connection in workers.items()}
-        for name, processes in (("idle", 0), (f"beside {busy} busy processes", busy)):
+        for name, processes in (("as it is", 0), (f"beside {busy} busy processes", busy)):
             with load(processes):
                 results[name] = measure(workers, rounds, passes)
             click.echo(f"{name}: {results[name]}", err=True)

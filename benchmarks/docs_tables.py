@@ -48,9 +48,9 @@ def results(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
 
 
-def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def markdown(header: Iterable[str], table_rows: Iterable[Iterable[str]]) -> str:
     """Return a table in Markdown."""
-    cells = [list(header), *map(list, rows)]
+    cells = [list(header), *map(list, table_rows)]
     lines = [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in cells]
     lines.insert(1, f"|{' --- |' * len(cells[0])}")
     return "\n".join(lines) + "\n"
@@ -61,11 +61,14 @@ def digits(value: float) -> str:
     return f"{value:.2f}"
 
 
-def find(rows: Iterable[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+def find(table_rows: Iterable[dict[str, Any]], **fields: Any) -> dict[str, Any]:
     """Return the one row that has these fields."""
-    matching = [row for row in rows if all(row[name] == value for name, value in fields.items())]
-    (row,) = matching
-    return row
+    matching = []
+    for row in table_rows:
+        if all(row[name] == value for name, value in fields.items()):
+            matching.append(row)
+    (match,) = matching
+    return match
 
 
 def speed() -> str:
@@ -76,10 +79,10 @@ def speed() -> str:
         "transformers prompt lookup": LOOKUP,
         "**rest-store**": SESSION,
     }
-    rows = []
+    table_rows = []
     for label, method in shown.items():
         total = families["all"][method]
-        rows.append(
+        table_rows.append(
             [
                 label,
                 f"{digits(total['speedup'])}x",
@@ -95,23 +98,23 @@ def speed() -> str:
         "tokens per pass (M)",
         "texts equal to plain",
     ]
-    return markdown(header, rows)
+    return markdown(header, table_rows)
 
 
 def speed_by_family() -> str:
     """Speed and M of each family of prompts, and the mean of the families."""
     families = results("speed_packed")["families"]
-    rows = []
+    table_rows = []
     for label, name in FAMILIES.items():
         cells = [_speed_and_m(families[name][method]) for method in (LOOKUP, SESSION)]
-        rows.append([label, str(families[name]["plain"]["prompts"]), *cells])
+        table_rows.append([label, str(families[name]["plain"]["prompts"]), *cells])
     separate = [families[name] for name in families if name != "all"]
     means = [
         statistics.mean(family[method]["speedup"] for family in separate)
         for method in (LOOKUP, SESSION)
     ]
-    rows.append(["mean of the families", "", *map(digits, means)])
-    return markdown(["family", "prompts", LOOKUP, f"`{SESSION}`"], rows)
+    table_rows.append(["mean of the families", "", *map(digits, means)])
+    return markdown(["family", "prompts", LOOKUP, f"`{SESSION}`"], table_rows)
 
 
 def _speed_and_m(figures: dict[str, Any]) -> str:
@@ -126,12 +129,12 @@ def speed_by_setting() -> str:
         "greedy, prepacked weights, 128 new tokens": "speed_greedy",
         "nucleus sampling, prepacked weights, 128 new tokens": "speed_nucleus",
     }
-    rows = []
+    table_rows = []
     for label, name in settings.items():
         totals = results(name)["families"]["all"]
         cells = [_speed_and_m(totals[method]) for method in (LOOKUP, SESSION)]
         plain = totals["plain"]
-        rows.append(
+        table_rows.append(
             [
                 label,
                 str(plain["prompts"]),
@@ -141,7 +144,7 @@ def speed_by_setting() -> str:
             ]
         )
     header = ["setting", "prompts", "plain, tokens a second", LOOKUP, f"`{SESSION}`", "result"]
-    return markdown(header, rows)
+    return markdown(header, table_rows)
 
 
 def tokens_per_pass() -> str:
@@ -159,21 +162,21 @@ def tokens_per_pass() -> str:
         (f"`{SESSION}`", "session", 16),
         (f"`{SESSION}`", "session", 64),
     ]
-    rows = []
+    table_rows = []
     for label, drafting, nodes in shown:
         means = [
             find(run["rows"], drafting=drafting, nodes=nodes)["M"]
             for run in (of_traces, of_answers)
         ]
-        rows.append([label, str(nodes), *map(digits, means)])
+        table_rows.append([label, str(nodes), *map(digits, means)])
     traces = f"SmolLM2-135M, {of_traces['reported']} outputs"
     answers = f"7B to 13B models, {of_answers['reported']} answers"
-    return markdown(["drafting", "nodes", traces, answers], rows)
+    return markdown(["drafting", "nodes", traces, answers], table_rows)
 
 
 def sources_alone() -> str:
     """M of each source alone and of a session without it."""
-    rows = results("quality_traces")["rows"]
+    table_rows = results("quality_traces")["rows"]
     shown = {
         "prompt lookup": "prompt lookup",
         "recycled logits": "recycled logits",
@@ -184,10 +187,14 @@ def sources_alone() -> str:
     for label, source in shown.items():
         row = [label]
         for nodes in (16, 64):
-            row.append(digits(find(rows, drafting=f"session, {source} alone", nodes=nodes)["M"]))
-            row.append(digits(find(rows, drafting=f"session without {source}", nodes=nodes)["M"]))
+            row.append(
+                digits(find(table_rows, drafting=f"session, {source} alone", nodes=nodes)["M"])
+            )
+            row.append(
+                digits(find(table_rows, drafting=f"session without {source}", nodes=nodes)["M"])
+            )
         cells.append(row)
-    full = [digits(find(rows, drafting="session", nodes=nodes)["M"]) for nodes in (16, 64)]
+    full = [digits(find(table_rows, drafting="session", nodes=nodes)["M"]) for nodes in (16, 64)]
     cells.append(["all four", full[0], "", full[1], ""])
     header = [
         "source",
@@ -210,7 +217,7 @@ def tokens_per_pass_by_nodes() -> str:
 
 
 def memory() -> str:
-    """M by what is remembered before a recording is replayed."""
+    """M by the history before a recording is replayed."""
     shown = {
         "nothing": "nothing",
         "likely tokens of all other outputs": (
@@ -220,23 +227,23 @@ def memory() -> str:
         "all outputs of other tasks": "all of other tasks",
     }
     known = results("live_traces")["known"]
-    rows = []
+    table_rows = []
     for label, remembered in shown.items():
         means = [
             find(known, remembered=remembered, nodes=nodes, datastores=datastores)["M"]
             for nodes in (16, 64)
             for datastores in (False, True)
         ]
-        rows.append([label, *map(digits, means)])
+        table_rows.append([label, *map(digits, means)])
     return markdown(
-        ["remembered", "16 nodes", "16, datastores", "64 nodes", "64, datastores"], rows
+        ["remembered", "16 nodes", "16, datastores", "64 nodes", "64, datastores"], table_rows
     )
 
 
 def draft_time() -> str:
     """The time of a draft."""
     figures = results("drafting")
-    rows = [
+    table_rows = [
         ["a tree of 16 nodes", f"{figures['16 nodes']['median_us']:.0f} us"],
         ["a tree of 64 nodes", f"{figures['64 nodes']['median_us']:.0f} us"],
         ["a chain of 8", f"{figures['chain of 8']['median_us']:.0f} us"],
@@ -253,7 +260,7 @@ def draft_time() -> str:
             f"{figures['opening, 128000 tokens']['median_ms']:.1f} ms",
         ],
     ]
-    return markdown(["", "median"], rows)
+    return markdown(["", "median"], table_rows)
 
 
 def lag() -> str:
@@ -264,12 +271,16 @@ def lag() -> str:
         "a step ahead, a chain of 2 K + 1": "ahead, a chain",
         "waiting for the text, a chain of K": "waiting",
     }
-    rows = []
+    table_rows = []
     for label, way in ways.items():
-        of_way = [[row for row in run if row["set"] == "all" and row["way"] == way] for run in runs]
-        means = [digits(row["M"]) for run in of_way for row in run]
-        lengths = " / ".join(f"{row['nodes']:.0f}" for row in of_way[0])
-        rows.append([label, *means, "" if way == "n-grams alone" else lengths])
+        means = []
+        nodes: list[str] = []
+        for run in runs:
+            chosen = [row for row in run if row["set"] == "all" and row["way"] == way]
+            means += [digits(row["M"]) for row in chosen]
+            nodes = nodes or [f"{row['nodes']:.0f}" for row in chosen]
+        lengths = "" if way == "n-grams alone" else " / ".join(nodes)
+        table_rows.append([label, *means, lengths])
     header = [
         "drafting",
         "SmolLM2-135M, `STDLIB`, K = 4",
@@ -278,7 +289,7 @@ def lag() -> str:
         "K = 8",
         "tokens looked up, K = 4 / 8",
     ]
-    return markdown(header, rows)
+    return markdown(header, table_rows)
 
 
 def live_times() -> str:
@@ -289,28 +300,28 @@ def live_times() -> str:
         "step of 16": "a step of 16",
         "step of 64": "a step of 64",
     }
-    rows = []
+    table_rows = []
     for name, label in names.items():
         figures = queries[name]
         cells = [
             f"{figures[f'{where}, median']:.0f} ({figures[f'{where}, p99']:.0f})"
             for where in ("frozen alone", "frozen meanwhile", "live meanwhile")
         ]
-        rows.append([label, *cells])
+        table_rows.append([label, *cells])
     header = [
         "us, median (99th percentile)",
         "frozen, alone",
         "frozen, beside the additions",
         "live, growing",
     ]
-    return markdown(header, rows)
+    return markdown(header, table_rows)
 
 
 def additions() -> str:
     """Times of an addition to a live datastore."""
     figures = results("live_datastore")
     add = figures["add"]
-    rows = [
+    table_rows = [
         [f"{figures['document']} tokens, durable and visible", add["median_us"], add["p99_us"]],
         [
             "SQLite's bare commit of the same bytes, in turns",
@@ -319,7 +330,8 @@ def additions() -> str:
         ],
     ]
     cells = [
-        [label, f"{median / 1000:.2f} ms", f"{p99 / 1000:.2f} ms"] for label, median, p99 in rows
+        [label, f"{median / 1000:.2f} ms", f"{p99 / 1000:.2f} ms"]
+        for label, median, p99 in table_rows
     ]
     return markdown(["an addition", "median", "99th percentile"], cells)
 
@@ -327,7 +339,7 @@ def additions() -> str:
 def replicas() -> str:
     """Times of replicas."""
     fleet = results("live_datastore")["fleet"]
-    rows = [
+    table_rows = [
         ["a new replica of 4 million tokens is complete", f"{fleet['complete_s']:.2f} s"],
         ["a document added at one is seen at another, median", f"{fleet['seen_median_ms']:.1f} ms"],
         ["the same, 99th percentile", f"{fleet['seen_p99_ms']:.1f} ms"],
@@ -346,16 +358,16 @@ def replicas() -> str:
             f"{fleet[f'{where}_{state}_median_us']:.1f} ({fleet[f'{where}_{state}_p99_us']:.0f})"
             for where in ("replica", "local")
         ]
-        rows.append(
+        table_rows.append(
             [f"a step of 16 nodes{label}: replica, local copy; us, median (p99)", ", ".join(pairs)]
         )
-    return markdown(["", ""], rows)
+    return markdown(["", ""], table_rows)
 
 
 def service() -> str:
     """Times of a step through a service."""
     figures = results("service")
-    rows = []
+    table_rows = []
     for where in (
         "in process",
         "service, TCP",
@@ -366,33 +378,32 @@ def service() -> str:
         for nodes in ("16 nodes", "64 nodes"):
             step = figures[nodes][where]
             row += [f"{step['median us']:,.0f} / {step['p99 us']:,.0f}", digits(step["M"])]
-        rows.append(row)
+        table_rows.append(row)
     header = ["a step", "16 nodes, us, median / p99", "M", "64 nodes, us, median / p99", "M"]
-    return markdown(header, rows)
+    return markdown(header, table_rows)
 
 
 def service_at_once() -> str:
     """Steps a second of many processes."""
     at_once = results("service")["at once"]
-    rows = [
+    table_rows = [
         ["two processes, in process", f"{at_once['in process']:,.0f}"],
         ["sixteen processes, one service", f"{at_once['service, Unix socket']:,.0f}"],
     ]
-    return markdown(["16 nodes", "steps a second, together"], rows)
+    return markdown(["16 nodes", "steps a second, together"], table_rows)
 
 
 def modelled_speed() -> str:
     """Modelled speed of an 8B model on a GPU by batch."""
-    runs = [results("replay_llama31_8b"), results("replay_llama31_8b_batches")]
-    peers = [
-        row for name in ("peers_llama31_8b", "peers_llama31_8b_batches") for row in results(name)
-    ]
-    lookups = [row for run in runs for row in run["other_drafters"] if row["drafter"] == "ngram"]
-    heads = [row for run in runs for row in run["other_drafters"] if row["drafter"] == "eagle"]
-    trees = [
-        row for run in runs for row in run["known"] if row["datastores"] and row["shape"] == "tree"
-    ]
-    both = [row for run in runs for row in run["beside"]]
+    one = results("replay_llama31_8b")
+    batches = results("replay_llama31_8b_batches")
+    peers = results("peers_llama31_8b") + results("peers_llama31_8b_batches")
+    others = one["other_drafters"] + batches["other_drafters"]
+    lookups = [row for row in others if row["drafter"] == "ngram"]
+    heads = [row for row in others if row["drafter"] == "eagle"]
+    known = one["known"] + batches["known"]
+    trees = [row for row in known if row["datastores"] and row["shape"] == "tree"]
+    both = one["beside"] + batches["beside"]
 
     def speeds(family: str, chosen: list[dict[str, Any]]) -> str:
         by_batch = sorted(chosen, key=lambda row: row["batch"])
@@ -406,9 +417,9 @@ def modelled_speed() -> str:
                 by_batch[row["batch"]] = max(value, by_batch.get(row["batch"], 0.0))
         return " / ".join(digits(by_batch[batch]) for batch in sorted(by_batch))
 
-    rows = []
+    table_rows = []
     for family in ("instructcoder", "sharegpt", "cnn", "gsm8k"):
-        rows.append(
+        table_rows.append(
             [
                 family,
                 speeds(family, lookups),
@@ -428,7 +439,7 @@ def modelled_speed() -> str:
         f"`{SESSION}`, trees",
         "both, chosen per step",
     ]
-    return markdown(header, rows)
+    return markdown(header, table_rows)
 
 
 def rollouts() -> str:
@@ -439,7 +450,7 @@ def rollouts() -> str:
     means = [
         tokens / passes for tokens, passes in zip(drafted["tokens"], drafted["passes"], strict=True)
     ]
-    rows = [
+    table_rows = [
         ["M with memory (1 without)", *map(digits, means)],
         [
             "seconds of the processor without drafts",
@@ -447,7 +458,7 @@ def rollouts() -> str:
         ],
         ["with memory", *(f"{seconds:.1f}" for seconds in drafted["seconds"])],
     ]
-    return markdown(["", *(f"epoch {number + 1}" for number in range(len(means)))], rows)
+    return markdown(["", *(f"epoch {number + 1}" for number in range(len(means)))], table_rows)
 
 
 def rollouts_replayed() -> str:
@@ -461,13 +472,13 @@ def rollouts_replayed() -> str:
         "suffix decoding": "suffix decoding",
         f"`{SESSION}`, memory": "session",
     }
-    rows = []
+    table_rows = []
     for label, knows in zip(labels, known, strict=True):
         means = [
             find(measured, knows=knows, drafting=drafting)["M"] for drafting in methods.values()
         ]
-        rows.append([label, *map(digits, means)])
-    return markdown(["known before", *methods], rows)
+        table_rows.append([label, *map(digits, means)])
+    return markdown(["known before", *methods], table_rows)
 
 
 def few_nodes() -> str:
@@ -483,15 +494,15 @@ def few_nodes() -> str:
             figures["known"], datastores=True, remembered="all of other tasks", nodes=3
         ),
     }
-    rows = [
+    table_rows = [
         [label, *(digits(row["families"][family]) for family in families)]
         for label, row in shown.items()
     ]
-    return markdown(["sources beside the prompt", *families], rows)
+    return markdown(["sources beside the prompt", *families], table_rows)
 
 
 def agents() -> str:
-    """M on an agent's traces by what is known."""
+    """M on an agent's traces by the text that is known."""
     shown = {
         "prompt lookup, 3-gram, 10 tokens": "prompt lookup, 3-gram",
         "suffix decoding": "suffix decoding",
@@ -499,7 +510,7 @@ def agents() -> str:
         f"`{SESSION}`, memory and corpora": "session, corpora",
     }
     measured = results("peers_agents")
-    rows = []
+    table_rows = []
     for label, drafting in shown.items():
         row = [label]
         for knows in ("nothing", "others.jsonl", "others.jsonl and earlier.jsonl"):
@@ -508,9 +519,10 @@ def agents() -> str:
                 for nodes in (16, 48)
             ]
             row.append(" / ".join(map(digits, means)))
-        rows.append(row)
+        table_rows.append(row)
     return markdown(
-        ["drafting, M at 16 / 48 nodes", "nothing", "other tasks", "the same tasks, too"], rows
+        ["drafting, M at 16 / 48 nodes", "nothing", "other tasks", "the same tasks, too"],
+        table_rows,
     )
 
 
@@ -518,7 +530,7 @@ def references() -> str:
     """M on an agent's traces with earlier outputs of the same task as references."""
     known = results("remember_agents_chats")["known"]
     shown = {"no references": "nothing", "references": "related.jsonl, the same task alone"}
-    rows = []
+    table_rows = []
     for label, remembered in shown.items():
         row = [label]
         for datastores in (False, True):
@@ -527,12 +539,12 @@ def references() -> str:
                 for nodes in (16, 48)
             ]
             row.append(" / ".join(map(digits, means)))
-        rows.append(row)
-    return markdown(["M at 16 / 48 nodes, no memory", "no corpora", "corpora"], rows)
+        table_rows.append(row)
+    return markdown(["M at 16 / 48 nodes, no memory", "no corpora", "corpora"], table_rows)
 
 
 def other_texts_in_memory() -> str:
-    """M with related texts in memory, and with nine times as many other texts beside them."""
+    """M with related texts remembered, and with nine times as many other texts beside them."""
     shown = [
         ("agents, the same task first", "chats, which the corpus has, too", "agents_chats"),
         ("agents, the same task first", "C++ headers", "agents_headers"),
@@ -541,7 +553,7 @@ def other_texts_in_memory() -> str:
         ("agents", "outdated copies", "agents_outdated"),
         ("Llama's outputs", "agents' traces and such chats", "llama31_8b"),
     ]
-    rows = []
+    table_rows = []
     for replayed, also, name in shown:
         group = ", the same task first" if "same task" in replayed else ""
         alone_name = "agents_chats" if name.startswith("agents") else name
@@ -551,7 +563,7 @@ def other_texts_in_memory() -> str:
                 alone = _remembered(alone_name, datastores, nodes, group, joined=False)
                 beside = _remembered(name, datastores, nodes, group, joined=True)
                 row.append(f"{digits(alone)}, {digits(beside)}")
-        rows.append(row)
+        table_rows.append(row)
     header = [
         "replayed",
         "also remembered",
@@ -560,7 +572,7 @@ def other_texts_in_memory() -> str:
         "16 nodes, corpora",
         "48 nodes, corpora",
     ]
-    return markdown(header, rows)
+    return markdown(header, table_rows)
 
 
 def _remembered(name: str, datastores: bool, nodes: int, group: str, *, joined: bool) -> float:
@@ -593,34 +605,36 @@ def peers() -> str:
         f"`{SESSION}`, memory alone": "session",
         f"`{SESSION}`, memory and recycled logits": "session, recycled logits",
     }
-    rows = []
+    table_rows = []
     for label, drafting in shown.items():
         row = [label]
         for knows in ("nothing", "traces_dev.jsonl.gz"):
             one = find(measured, drafting=drafting, knows=knows)
             row += [digits(one["M"]), f"{one['us a step, median']:,.0f}"]
-        rows.append(row)
-    return markdown(["drafting", "nothing known: M", "us", "other recordings known: M", "us"], rows)
+        table_rows.append(row)
+    return markdown(
+        ["drafting", "nothing known: M", "us", "other recordings known: M", "us"], table_rows
+    )
 
 
 def structured() -> str:
     """M and speed under JSON schemas by source of the drafts."""
     figures = results("structured")
-    rows = []
+    table_rows = []
     for row in figures["rows"]:
         speed_of_row = "" if "speed" not in row else f"{digits(row['speed'])}x"
-        rows.append([row["drafts"], digits(row["M"]), speed_of_row, row.get("identical", "")])
-    return markdown(["drafts", "M", "speed", "texts equal to plain"], rows)
+        table_rows.append([row["drafts"], digits(row["M"]), speed_of_row, row.get("identical", "")])
+    return markdown(["drafts", "M", "speed", "texts equal to plain"], table_rows)
 
 
 def recurrent() -> str:
     """Passes, speed with drafts of known quality, and memory of models with recurrent state."""
     figures = results("recurrent")
-    rows = []
+    table_rows = []
     for shape, speeds in figures["speed"].items():
         costs = figures["pass"][shape]
         peaks = figures["memory"][shape]
-        rows.append(
+        table_rows.append(
             [
                 f"{shape}, {costs['parameters_m']}M",
                 *(digits(costs[f"{width}_tokens"]) for width in (9, 17)),
@@ -640,7 +654,22 @@ def recurrent() -> str:
         "speed (M) at 80%",
         "peak memory",
     ]
-    return markdown([*header, "transformers' prompt lookup"], rows)
+    return markdown([*header, "transformers' prompt lookup"], table_rows)
+
+
+def threads() -> str:
+    """Speed of passes by the way in which threads wait, relative to nothing set."""
+    figures = results("threads")
+    shown = {name: ways for name, ways in figures.items() if name.startswith(("as", "beside"))}
+    rows = []
+    for way in shown["as it is"]:
+        cells = (ways[way] for ways in shown.values())
+        ranges = (
+            f"{digits(cell['speed'])} ({digits(cell['low'])} to {digits(cell['high'])})"
+            for cell in cells
+        )
+        rows.append([way if " " in way else f"`{way}`", *ranges])
+    return markdown(["", *(f"the machine {name}" for name in shown)], rows)
 
 
 # Results of each release of transformers, from the newest on.
@@ -648,41 +677,39 @@ RELEASES = ("architectures_newest", "architectures", "architectures_oldest")
 
 
 def outcomes() -> dict[str, dict[str, dict[str, str]]]:
-    """Return what became of each family of models, by release of transformers and `model_type`."""
+    """Return the outcome of each family of models, by release of transformers and `model_type`."""
     by_release = {}
     for name in RELEASES:
         fields = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-        by_release[fields["packages"]["transformers"]] = {
-            row["family"]: row for row in fields["results"]
-        }
+        families = {row["family"]: row for row in fields["results"]}
+        by_release[fields["packages"]["transformers"]] = families
     return by_release
 
 
 def architectures_by_release() -> str:
-    """How many families have each outcome, by release of transformers."""
+    """Numbers of families by outcome and release of transformers."""
     kinds = ("equal, trees", "equal, chains", "refused", "not made")
-    rows = []
+    table_rows = []
     for release, families in outcomes().items():
         counts = [sum(row["kind"] == kind for row in families.values()) for kind in kinds]
-        rows.append([release, *map(str, counts)])
-    return markdown(["transformers", *kinds], rows)
+        table_rows.append([release, *map(str, counts)])
+    return markdown(["transformers", *kinds], table_rows)
 
 
 def architectures() -> str:
-    """What becomes of each family: with the newest release that has
-    it, and with others where that differs.
-    """
+    """The outcome of each family with the newest release that has it, and differing outcomes."""
     by_release = outcomes()
-    rows = []
+    table_rows = []
     for family in sorted(set().union(*by_release.values())):
         row = next(families[family] for families in by_release.values() if family in families)
-        latest, others = _outcome(row), []
+        latest = _outcome(row)
+        others = []
         for release, families in by_release.items():
             outcome = _outcome(families[family]) if family in families else "absent"
             if outcome != latest:
                 others.append(f"{release}: {outcome}")
-        rows.append([f"`{family}`", f"`{row['model']}`", latest, "; ".join(others)])
-    return markdown(["family", "class", "outcome", "with other releases"], rows)
+        table_rows.append([f"`{family}`", f"`{row['model']}`", latest, "; ".join(others)])
+    return markdown(["family", "class", "outcome", "with other releases"], table_rows)
 
 
 def _outcome(row: dict[str, str]) -> str:
@@ -694,12 +721,12 @@ def _outcome(row: dict[str, str]) -> str:
 def sglang() -> str:
     """M in SGLang's engine."""
     trees, chains, *lookups = (digits(row["M"]) for row in results("sglang")["rows"])
-    rows = [
+    table_rows = [
         ["`REST_STORE`, trees", trees],
         ["`REST_STORE`, chains", chains],
         ["`NGRAM`, 15, 8 or 4 of its draft tokens from the corpus", ", ".join(lookups)],
     ]
-    return markdown(["drafts", "M"], rows)
+    return markdown(["drafts", "M"], table_rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -729,6 +756,7 @@ TABLES: dict[str, Callable[[], str]] = {
         peers,
         structured,
         recurrent,
+        threads,
         architectures_by_release,
         architectures,
         sglang,

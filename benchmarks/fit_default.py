@@ -178,7 +178,9 @@ def main(
 ) -> None:
     code, chats, without = (Datastore.open(path) for path in (python, chat, chat_without))
     encode = encoder(code, None)
-    recorded = [one for path in recordings for one in read_recordings(path, encode)]
+    recorded = []
+    for path in recordings:
+        recorded += read_recordings(path, encode)
     fit, _ = split(recorded[::every], "fit_default.py")
     fit_answers, _ = split(read_recordings(answers, encode)[::every], "fit_default.py")
     conversation = conversations(chat_answers, encode, every)

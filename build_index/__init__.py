@@ -48,15 +48,15 @@ def build(
     Args:
         corpus: a file (text, JSON, JSONL, CSV, parquet, Arrow, archives, SQLite, also compressed),
             a directory or an address; or several.
-        tokenizer: of the target model: a tokenizer of `transformers` or `tokenizers`, or where
-            there is one: a Hugging Face name, a directory, a `tokenizer.json` or a `.gguf` file.
+        tokenizer: tokenizer of the target model: an object of `transformers` or `tokenizers`, a
+            Hugging Face name, a directory, a `tokenizer.json` or a `.gguf` file.
         out: directory of the datastore; an old datastore there is replaced when the new one is
             complete.
         field: field of each record that holds the document, such as "text" or "a.b"; None: that of
             a known layout.
         include: globs of the files to read in directories; empty: all.
         exclude: globs of files to skip in directories.
-        max_documents: most documents of each corpus.
+        max_documents: bound on the documents of each corpus.
         gitignore: whether to skip the files in directories that `.gitignore` and
             `.git/info/exclude` name.
         texts: "all", or of conversations alone what the model has "written", or all else: what it
@@ -68,8 +68,8 @@ def build(
             into the memory.
         memory: bound on the memory of this process and its worker processes together in bytes, or
             as text such as "8G"; a model loaded into it counts. None: half of the available memory.
-        workers: processes that read and tokenize, and most shards sorted at once; None: one for
-            each core.
+        workers: bound on the processes that read and tokenize, and on the shards sorted at once;
+            None: one for each core.
         ray: address of a Ray cluster whose CPUs do the work, or "auto" (needs the extra [ray]);
             None: this machine. All nodes must see corpora and `out`.
         resume: whether to insist on an interrupted build: it is an error if there is none, or if

@@ -57,8 +57,7 @@ class BuildSummary:
         duplicates: exact duplicates dropped.
         skipped: number of skipped documents and files by reason.
         skipped_bytes: their bytes, by reason, where they are known.
-        largest_skipped: of each reason, the largest: a file, a record, or an error that says what
-            is wrong there.
+        largest_skipped: by reason, the largest example: a file, a record, or an error about it.
         lost: share of each corpus that was left out though no option asked for it, where it is
             above `MAX_LOST_SHARE`.
         left_out: by kind, how many pieces of stored conversations the datastore lacks.

@@ -50,7 +50,7 @@ _PLACES = 64
 _STABLE = 4  # answers of a kind that tell how a template treats others
 # Characters rendered for one conversation; later turns are stored as history shows them.
 _MAX_EFFORT = 1 << 25
-_TURN = 512  # least characters that a turn counts as
+_TURN = 512  # a shorter turn counts as so many characters
 _SEARCHED = 16  # characters searched take the time of one that is rendered
 _MAX_CONTROL_LENGTH = 256
 
@@ -186,7 +186,7 @@ class ConversationWriter:
     """Writes conversations.
 
     Attributes:
-        template: that of the model.
+        template: the chat template of the model.
         controls: finds the texts of control tokens in the output of the template.
         sealed: replaces them in a message, so that they are text.
 
@@ -202,7 +202,7 @@ class ConversationWriter:
 
         Args:
             messages: oldest first.
-            origin: where it comes from, for messages.
+            origin: its place in a corpus, for messages.
             left_out: counts the pieces that the template shows in no form.
 
         Raises:
@@ -214,8 +214,7 @@ class ConversationWriter:
     def answer(
         self, messages: Sequence[Message], origin: str, left_out: Counter[str]
     ) -> tuple[str, str]:
-        """Return the last answer of a conversation as the model
-        wrote it, after the prompt before it.
+        """Return the prompt before the last answer of a conversation, and that answer as written.
 
         Raises:
             ConversationError: the template refuses the conversation.
@@ -324,8 +323,8 @@ class _Writing:
     """The writing of one conversation: the text so far, and the rendering that ends where it ends.
 
     Args:
-        writer: of all conversations.
-        turns: of this one.
+        writer: the writer of all conversations.
+        turns: the turns of this conversation.
         form: in which the template gets them.
         history: the text of all turns.
         left_out: counts the pieces that the template does not show.
@@ -363,27 +362,26 @@ class _Writing:
         return self._text
 
     def answer(self) -> tuple[str, str]:
-        """Return the text of the last turn, which is an answer, after the prompt before it."""
+        """Return the prompt before the last turn, which is an answer, and the text of that turn."""
         end = len(self._turns) - 1
         prompt = self._render(end, prompt=True) if end else None
         if prompt is None:
             prompt = (self._render(end) if end else None) or ""
         rendered = self._history
-        before, added = prompt, rendered
+        before = prompt
         if rendered.startswith(prompt):
             added = rendered[len(prompt) :]
         else:
             size = _longest_suffix(prompt, rendered)
             same = self._same(prompt, rendered)
-            if (
-                size >= _CERTAIN
-            ):  # earlier turns are another history as soon as there is this answer
+            if size >= _CERTAIN:  # the answer changes the history of earlier turns
                 same = rendered.rfind(prompt[len(prompt) - size :]) + size
             else:
                 before = prompt[:same]
             added = rendered[same:]
         if _holds_more(self._turns[end]):
-            self._base, self._done = "", 0
+            self._base = ""
+            self._done = 0
             before, added = self._completed(end, rendered, before, added)
         return before, added
 

@@ -258,7 +258,7 @@ class Corpus:
     def _texts_of(
         self, file: BinaryIO, where: str, records: RecordReader, listed: CorpusFile
     ) -> Iterator[Document]:
-        """Yield what is wanted of the documents of a file."""
+        """Yield the texts of a file's documents that the spec selects."""
         for document in self._read_documents(file, where, records, self.reader, listed):
             if document.session and not self.spec.keep_secrets:
                 document = without_secrets(document, records.counts)

@@ -12,8 +12,9 @@ MAX_DOCUMENT_BYTES = 16 << 20
 
 The size is fixed and does not follow the memory, because it decides which documents are stored.
 """
-WRITTEN, READ = "written", "read"
-"""What a model wrote, one answer, and what it read, one text."""
+# Kinds of a document: an answer of a model, and a text that it read.
+WRITTEN = "written"
+READ = "read"
 BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more would only take memory
 BATCH_DOCUMENTS = 1 << 13
 
@@ -33,10 +34,10 @@ class Document:
         messages: the turns, oldest first; empty for a text.
         origin: path, with a line or row number where a file holds several documents; for messages,
             not compared.
-        session: of an agent, that it is from; empty: of none.
-        order: its place among those of the session and of its kind.
-        kind: `WRITTEN`: only the last message is stored, with the end of what came before it;
-            `READ`; empty: all is.
+        session: the session of an agent that it is from; empty: none.
+        order: its place among the documents of its session and kind.
+        kind: `WRITTEN`: only the last message is stored, with the end of its prompt; `READ`; empty:
+            all messages are stored.
     """
 
     text: str = ""
@@ -70,12 +71,12 @@ class CorpusFile:
     """A file of a corpus; can be pickled.
 
     Attributes:
-        path: where to open it.
+        path: its path or address.
         relative: its path from the top of the corpus, with forward slashes; bytes that are not
             UTF-8 as U+FFFD.
         size: bytes, compressed if it is.
         version: the time of the last change, or the ETag of a remote file.
-        row_files: of an Arrow file, the files with the numbers of the rows that belong to its data
+        row_files: for an Arrow file, the files with the numbers of the rows that belong to its data
             set; empty: all rows do.
     """
 
@@ -144,8 +145,8 @@ class CorpusCounts:
 
         Args:
             reason: in a few words.
-            example: where it stands, or an error about it.
-            size: of the record, to choose the largest example.
+            example: its place, or an error about it.
+            size: size of the record, for the choice of the largest example.
         """
         self.lost_records += 1
         self.leave_out(reason, example, size)

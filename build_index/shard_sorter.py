@@ -23,8 +23,8 @@ def sort_shard(
     """Sort the suffixes of a complete tokens file and write the suffix array, unless it is there.
 
     Args:
-        directory: where the shard is.
-        name: of the shard.
+        directory: the directory of the shard.
+        name: name of the shard.
         vocabulary_size: `V`.
         is_wanted: whether to write the result; False if the build has ended meanwhile.
 

@@ -30,8 +30,8 @@ class ShardTokens:
         vocabulary_size: `V`.
         position_count: tokens and separators so far.
         stored_documents: documents so far that have tokens.
-        without_tokens: of each corpus, documents that have no tokens.
-        split_documents: of each corpus, documents longer than a shard.
+        without_tokens: for each corpus, documents that have no tokens.
+        split_documents: for each corpus, documents longer than a shard.
 
     Not thread-safe. Raises OutputError if files cannot be written, and ResumeError if a file that
     is there has other tokens.

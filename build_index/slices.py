@@ -191,8 +191,8 @@ class TokenBatch:
     """Documents of a slice.
 
     Attributes:
-        digests: of their content, 32 bytes each.
-        tokens: of each document.
+        digests: digests of their content, 32 bytes each.
+        tokens: tokens of each document.
     """
 
     digests: bytes

@@ -70,7 +70,7 @@ class TargetTokenizer:
         chat_template: renders conversations; None: they are refused.
 
     Attributes:
-        identity: what a datastore records of the tokenizer.
+        identity: the identity of the tokenizer, for manifests.
 
     Raises:
         TokenizerLoadError: `tokenizer_json` is not a tokenizer.
@@ -273,7 +273,7 @@ class TargetTokenizer:
         return (self._unsealed(writer.written(document.messages, document.origin, left_out)),)
 
     def _prompt_end(self, prompt: str) -> str:
-        """Return the end of what a template wrote, which begins with no part of a marked text."""
+        """Return the end of a rendered prompt; it does not begin inside a marked text."""
         begin = max(0, len(prompt) - _PROMPT_CHARACTERS)
         for match in self._control_text.finditer(prompt, max(0, begin - _PROMPT_CHARACTERS)):
             if match.start() < begin < match.end():
@@ -291,7 +291,8 @@ class TargetTokenizer:
             if len(parts) == 1:
                 encoded.append(next(tokens))
             else:
-                prompt, answer = next(tokens), next(tokens)
+                prompt = next(tokens)
+                answer = next(tokens)
                 encoded.append(np.concatenate([prompt[-PROMPT_TOKENS:], answer]))
         return encoded
 

@@ -1,14 +1,14 @@
-"""Serve a datastore in partitions on a Ray cluster: an actor for each
-replica of each partition runs `rest-store serve`.
+"""Serve a datastore in partitions on a Ray cluster.
 
-python examples/ray_partitions.py /shared/code.ds --partitions 4 --replicas 2 -- --token-file
-/shared/tokens --insecure
+    python examples/ray_partitions.py /shared/code.ds --partitions 4 --replicas 2 -- --insecure
 
-It prints what clients take as a target, such as `a:50051,b:50052;c:50053,d:50054`: the endpoints of
-each partition. Requests go from clients to servers; Ray only keeps these running. The datastore and
-the files of options are read on the machine of each server, at the same path. A server that is
-started again on its machine keeps its address. If Ray moves one to another machine, the new target
-is printed, and clients have to be started again with it.
+An actor for each replica of each partition runs `rest-store serve`. The program prints the target
+of clients, the endpoints of each partition, such as `a:50051,b:50052;c:50053,d:50054`. Clients send
+requests to the servers directly; Ray only keeps the servers running.
+
+The datastore and the files of options are read on the machine of each server, at the same path. A
+server that is started again on its machine keeps its address. If Ray moves a server to another
+machine, the program prints the new target, and clients have to be started again with it.
 """
 
 import subprocess
@@ -23,9 +23,9 @@ import ray
 
 @ray.remote(num_cpus=0.001, max_restarts=-1, scheduling_strategy="SPREAD")
 class PartitionServer:
-    """Runs one server, and starts it again when it ends.
+    """Runs a server, and starts it again when it ends.
 
-    Ray starts the actor again when its machine is lost.
+    If the machine of the actor is lost, Ray starts the actor again on another one.
     """
 
     def __init__(self, words: list[str], host: str | None, port: int) -> None:
@@ -51,13 +51,13 @@ class PartitionServer:
             self._starting = False
 
     def address(self) -> str | None:
-        """Return where the server listens once it has answered; None if it has ended before."""
+        """Return the address of the server once it listens; None if the server has failed."""
         while self._address is None and self._starting:
             time.sleep(0.05)
         return self._address
 
     def stop(self) -> None:
-        """Let the server end its running calls, and end it."""
+        """Stop the server, after its running calls."""
         self._ending.set()
         if self._process is not None:
             self._process.terminate()
@@ -78,18 +78,18 @@ def target(servers: list[list[Any]]) -> str:
 @click.argument("datastore")
 @click.argument("options", nargs=-1)
 @click.option(
-    "--address", help="Of the Ray cluster; by default that of this machine, or of RAY_ADDRESS."
+    "--address", help="Address of the Ray cluster; by default RAY_ADDRESS, or this machine."
 )
 @click.option("--partitions", default=2, show_default=True, help="Partitions of the datastore.")
 @click.option("--replicas", default=1, show_default=True, help="Servers of each partition.")
 @click.option(
-    "--host", help="Where all servers listen; by default each at the address of its machine."
+    "--host", help="Address of all servers; by default the address of the machine of each."
 )
 @click.option(
     "--port",
     default=50051,
     show_default=True,
-    help="Of the first server; the others have those behind it.",
+    help="Port of the first server; the others have the ports after it.",
 )
 def main(
     datastore: str,
@@ -100,9 +100,7 @@ def main(
     host: str,
     port: int,
 ) -> None:
-    """Serve DATASTORE in partitions, each with the OPTIONS of `rest-store
-    serve` that come after `--`, until interrupted.
-    """
+    """Serve DATASTORE in partitions, each with OPTIONS of `rest-store serve`, until interrupted."""
     ray.init(address or "auto", log_to_driver=True)
     servers = []
     for partition in range(partitions):
@@ -112,7 +110,8 @@ def main(
     try:
         printed = None
         while True:
-            if (now := target(servers)) != printed:
+            now = target(servers)
+            if now != printed:
                 printed = now
                 click.echo(printed)
             time.sleep(1)

@@ -164,7 +164,7 @@ def max_nodes_option(default: Any = None, *, minimum: int = 1, **settings: Any) 
     Args:
         default: number of nodes; several with `multiple`.
         minimum: smallest number.
-        settings: of `click.option`.
+        settings: arguments of `click.option`.
     """
     help_text = "Most draft tokens (nodes of the draft tree) that one forward pass verifies."
     help_text += " Repeatable." if settings.get("multiple") else ""

@@ -81,8 +81,14 @@ def test_commands_take_the_options_shown(words: list[str]) -> None:
 @pytest.mark.parametrize("words", [words for words in words_of("python") if "/" in words[1]])
 def test_scripts_take_the_options_shown(words: list[str]) -> None:
     path = words[1].removeprefix("../")  # as seen from a folder in the checkout
-    if path == "examples/vllm_drafts.py":
-        pytest.importorskip("vllm")
+    # The scripts that train, and the one that runs vLLM.
+    needed = {
+        "benchmarks/bench_rollouts.py": "trl",
+        "examples/grpo.py": "trl",
+        "examples/vllm_drafts.py": "vllm",
+    }
+    if path in needed:
+        pytest.importorskip(needed[path])
     options_of(script(path).main, words[2:])
 
 

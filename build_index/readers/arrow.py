@@ -33,7 +33,7 @@ def is_arrow(head: bytes) -> bool:
         return True
     if not head.startswith(_STREAM_MARK) or len(head) < 8:
         return False
-    # Of the message with the schema, in units of eight bytes.
+    # The length of the message with the schema is a multiple of eight bytes.
     (length,) = struct.unpack_from("<i", head, 4)
     return bool(0 < length < _MAX_SCHEMA_BYTES and length % 8 == 0)
 

@@ -38,8 +38,8 @@ def parse_messages(
 
     Args:
         turns: those of the record, oldest first.
-        origin: where the record stands, for messages.
-        field: where the turns stand in it, for messages.
+        origin: place of the record, for messages.
+        field: name of their field, for messages.
         left_out: counts parts of content that are not text, such as images.
 
     Raises:

@@ -196,7 +196,7 @@ class _XzStreams(io.RawIOBase):
                 content = self._decoder.decompress(self._data, len(buffer))
             except lzma.LZMAError as error:
                 raise _DamagedXzError(str(error)) from error
-            self._data = b""  # the decoder keeps what it has not read
+            self._data = b""  # the decoder has all of it
             if self._decoder.eof:
                 self._data = self._decoder.unused_data
                 self._decoder = None

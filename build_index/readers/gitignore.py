@@ -45,7 +45,7 @@ class IgnoreRules:
     """The patterns that hold in a directory.
 
     Attributes:
-        levels: of each directory with patterns, from above: its path, which ends with a slash, and
+        levels: for each directory with patterns, from above: its path, which ends with a slash, and
             its rules.
     """
 

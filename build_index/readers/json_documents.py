@@ -93,9 +93,7 @@ def _history(value: Mapping[str, Any]) -> str | None:
 
 
 def _turns(history: list[Any], counts: CorpusCounts) -> Iterator[Any]:
-    """Yield the turns of a trajectory, without answers that
-    demonstrate the task: others wrote them.
-    """
+    """Yield the turns of a trajectory without demonstrations, which another author wrote."""
     for turn in history:
         if not isinstance(turn, Mapping):
             yield turn

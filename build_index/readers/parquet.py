@@ -121,7 +121,7 @@ def pyarrow_errors(where: str, kind: str) -> Iterator[Any]:
     except RestStoreError:
         raise
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        if getattr(error, "errno", None) is not None:  # of the file, not of what is in it
+        if getattr(error, "errno", None) is not None:  # of the file, not of its content
             raise
         problem = f"damaged or truncated ({first_line(error)})"
         raise CorpusFormatError(describe(where, kind, problem, "intact")) from error

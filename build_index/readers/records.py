@@ -42,7 +42,7 @@ class RecordReader:
 
         Args:
             record: one row or JSON value.
-            origin: where it stands, for messages.
+            origin: its place, for messages.
 
         Raises:
             CorpusFormatError: the record is not an object, or its field is absent or of a wrong

@@ -23,7 +23,7 @@ def record_documents(records: RecordReader, record: object, origin: str) -> Iter
     Args:
         records: extracts it.
         record: a row of a table or a JSON value; a text in it that is not UTF-8 is bytes.
-        origin: where it stands, for messages.
+        origin: its place, for messages.
 
     Raises:
         CorpusFormatError: the record is malformed, and its file was named.

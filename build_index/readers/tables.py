@@ -21,7 +21,7 @@ from build_index.readers.table_rows import record_documents
 
 BATCH_ROWS = 64
 BATCH_BYTES = 8 << 20
-"""As many rows are held at once, and fewer if they have more bytes."""
+"""Bounds on the rows that are held at once."""
 _TURNS = {"role", "from", "value"}  # columns of a turn, of which there is one at least
 _Decoder = Callable[[Any], Any]
 
@@ -63,7 +63,7 @@ class TableReader:
     """Reads the rows of a table.
 
     Args:
-        schema: of the needed columns, a `pyarrow.Schema`.
+        schema: types of the needed columns, a `pyarrow.Schema`.
         columns: their names.
         records: extracts the document of each row.
         where: the file, for messages.

@@ -13,7 +13,7 @@ from rest_store.command_options import SETTINGS, Group
 
 @click.group(cls=Group, context_settings=SETTINGS)
 def bench() -> None:
-    """Measure what rest-store is worth on your data and machine."""
+    """Measure the worth of rest-store on your data and machine."""
 
 
 bench.add_command(replay_command, "replay")

@@ -21,7 +21,7 @@ class Prompt:
 
     Attributes:
         family: kind of task, for reports.
-        key: of the task; one task may have several prompts.
+        key: identifies the task, which may have several prompts.
         tokens: token ids, at least one.
     """
 
@@ -93,11 +93,15 @@ def _listed(value: Any) -> list[Any]:
 
 
 def encoding(tokenizer: Any, *, chat: bool) -> Callable[[str], list[int]]:
-    """Return what turns a text into token ids; with `chat` as a user's turn.
+    """Return a function from a text to its token ids; with `chat`, the text is a user's turn.
 
-    What is returned raises DataFileError if the tokenizer has no chat template.
+    With `chat`, the function raises DataFileError if the tokenizer has no chat template.
     """
-    return lambda text: chat_tokens(tokenizer, text) if chat else list(tokenizer(text)["input_ids"])
+
+    def encode(text: str) -> list[int]:
+        return chat_tokens(tokenizer, text) if chat else list(tokenizer(text)["input_ids"])
+
+    return encode
 
 
 def chat_tokens(tokenizer: Any, text: str) -> list[int]:

@@ -25,7 +25,7 @@ from rest_store.datastore.render import counted
 from rest_store.errors import DataFileError, describe
 from rest_store.terminal import loading
 
-TOP = 8  # most likely tokens kept for each position
+TOP = 8  # likely tokens that are recorded for each position
 
 
 @click.command(
@@ -63,8 +63,8 @@ def record(
 ) -> None:
     """Record a model's outputs for your prompts, for `bench replay` and `calibrate` to replay.
 
-    Outputs are greedy. The model's eight most likely tokens at each position are kept for recycled
-    logits.
+    Outputs are greedy. The recordings also have the model's eight most likely tokens at each
+    position, for recycled logits.
     """
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size

@@ -183,7 +183,7 @@ def replay_command(
 
 
 def _drafting(microseconds: float | None) -> str:
-    return "as measured here" if microseconds is None else f"{microseconds:g} us a row, as given"
+    return "as measured here" if microseconds is None else f"{microseconds:g} us a sequence"
 
 
 def measure(

@@ -144,7 +144,9 @@ def speed(
         raise click.UsageError("prompts are needed: --prompts or --recordings")
     own = None if calibration is None else Calibration.load(calibration)
     encode = encoder(None, model)
-    recorded = [recording for path in recordings for recording in read_recordings(path, encode)]
+    recorded = []
+    for path in recordings:
+        recorded += read_recordings(path, encode)
     reported = unfitted(recorded, own or Calibration.default(), "bench speed") if recorded else []
     target, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     stores = [open_store(path, tokenizer=tokenizer) for path in datastores]

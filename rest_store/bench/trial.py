@@ -192,7 +192,7 @@ def try_(
     )
     families = speed["families"]
     speedups = {name: Speedup(**figures) for name, figures in speed["rounds"].items()}
-    # As in the verdict: of whole rounds, not of the median runs of each prompt.
+    # Speeds of whole rounds, as in the verdict, and not of the median runs of each prompt.
     for name, speedup in speedups.items():
         families["all"][name] |= {
             "speedup": speedup.median,

@@ -59,8 +59,10 @@ class DraftingOptions:
     is_trial: bool = False
 
     def __post_init__(self) -> None:
-        if self.sources is not None or self.grammars:
-            require_sources("generate", [*(self.sources or ()), *self.grammars[:1]])
+        if self.sources is not None:
+            require_sources("generate", self.sources)
+        if self.grammars:
+            require_sources("generate", [*(self.sources or ()), self.grammars[0]])
         # An iterator can be read once.
         object.__setattr__(self, "references", parse_references(self.references))
         if self.max_nodes is not None:

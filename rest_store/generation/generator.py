@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import StopStringCriteria
+from transformers import GenerationConfig, StopStringCriteria
 
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
@@ -333,11 +333,14 @@ class Generator:
         tokenizer = self._needed_tokenizer() if tokenizer is None else tokenizer
         criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
         others["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
+        if of_configs[1] is not None:
+            # None in a configuration of the call would be replaced by the model's, and None as an
+            # argument must not stand beside a configuration.
+            of_call = {} if config is None else _parameters_of(others.pop("generation_config"))
+            return {**of_call, **others, "stop_strings": None}
         if of_configs[0] is not None:
             others["generation_config"] = copy.deepcopy(config)
             others["generation_config"].stop_strings = None
-        if of_configs[1] is not None:
-            others["stop_strings"] = None  # in place of the model's
         return others
 
     def _inputs(self, prompt: Any) -> dict[str, torch.Tensor]:
@@ -403,6 +406,16 @@ def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentit
     # Written in Python: no datastore can be built with it, so none is refused.
     except TokenizerLoadError:
         return None
+
+
+def _parameters_of(config: Any) -> dict[str, Any]:
+    """Return what a generation configuration sets, as arguments of `model.generate`."""
+    known = vars(GenerationConfig())
+    return {
+        name: value
+        for name, value in vars(config).items()
+        if value is not None and name in known and not name.startswith("_")
+    }
 
 
 def _copied(options: DraftingOptions) -> DraftingOptions:

@@ -1,4 +1,4 @@
-"""The commands of `rest-store bench`, and the recording of what a model writes."""
+"""The commands of `rest-store bench`, and the recording of outputs."""
 
 from __future__ import annotations
 

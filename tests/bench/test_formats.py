@@ -78,8 +78,8 @@ def test_each_choice_of_a_servers_log_is_a_recording(tmp_path: Path, nested: boo
     answers: Any = {
         "choices": [{"message": {"role": "assistant", "content": content}} for content in written]
     }
-    asked: Any = {"model": "m", "messages": messages}
-    line = {"request": asked, "response": answers} if nested else {**asked, **answers}
+    request: Any = {"model": "m", "messages": messages}
+    line = {"request": request, "response": answers} if nested else {**request, **answers}
     recordings = read(tmp_path, line)
     assert [(one.prompt.tolist(), one.output.tolist()) for one in recordings] == [
         ([3], [4]),
@@ -124,7 +124,8 @@ def test_a_session_beside_a_head_is_as_fast_as_the_better_of_both(tmp_path: Path
     recordings = read(tmp_path, *rows)
     model = CostModel(0.006, 0.001, 0.0, 2e-5, {"eagle": DrafterCosts(fixed=0.002)}, "a test")
     batch = Batch(model, 1, drafting=1e-4)
-    sources, calibration = [Datastore.open(tmp_path)], Calibration.default()
+    sources = [Datastore.open(tmp_path)]
+    calibration = Calibration.default()
     alone = replay(recordings, [*sources, PromptLookup()], calibration, max_nodes=32, batch=batch)
     head = max(
         replay_other(recordings, "eagle", batch, length).modelled_speeds[0]
@@ -219,7 +220,7 @@ def test_modelled_speeds_are_called_so(tmp_path: Path) -> None:
     ]
     done = CliRunner().invoke(main, ["bench", "replay", *map(str, options)])
     assert done.exit_code == 0, done.output
-    assert "speeds are modelled: a test; drafting 50 us a row, as given" in done.output
+    assert "speeds are modelled: a test; drafting 50 us a sequence" in done.output
     lines = [line for line in done.output.splitlines() if " M " in line and "nodes" in line]
     assert lines
     assert all("modelled speed" in line for line in lines)

@@ -1,6 +1,4 @@
-"""What is known during replays: what a live datastore holds, and
-`rest-store bench replay --history`.
-"""
+"""History during replays: documents of a live datastore, and `bench replay --history`."""
 
 from __future__ import annotations
 
@@ -83,7 +81,8 @@ def test_the_command_writes_a_row_for_all_that_is_remembered(folder: Path) -> No
 
 
 def test_files_are_remembered_one_beside_the_other_but_never_what_is_replayed(folder: Path) -> None:
-    fresh, same = folder / "fresh.jsonl", folder / "recordings.jsonl"
+    fresh = folder / "fresh.jsonl"
+    same = folder / "recordings.jsonl"
     text = list(range(20, 60))
     (folder / "replayed.jsonl").write_text(json.dumps({"prompt": [1], "output": text}) + "\n")
     fresh.write_text(
@@ -102,7 +101,9 @@ def test_files_are_remembered_one_beside_the_other_but_never_what_is_replayed(fo
 
 
 def test_what_is_remembered_of_the_same_task_is_searched_first_and_alone(folder: Path) -> None:
-    text, replayed, known = list(range(20, 60)), folder / "replayed.jsonl", folder / "known.jsonl"
+    text = list(range(20, 60))
+    replayed = folder / "replayed.jsonl"
+    known = folder / "known.jsonl"
     replayed.write_text(json.dumps({"prompt": [1], "output": text, "set": "a", "id": "x"}) + "\n")
     others = [
         {"prompt": [2], "output": list(range(60, 90)), "set": "a", "id": f"y{number}"}

@@ -1,4 +1,4 @@
-"""One's own prompts: the forms of a file, and what is taken of recordings."""
+"""One's own prompts: the forms of a file, and the recordings for them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def test_families_take_turns_and_may_be_limited() -> None:
 
 
 def recording(number: int, *, file: str, written: int = 1) -> Recording:
-    none, output = np.zeros((0, 0), np.int32), np.arange(written, dtype=np.int32)
+    none = np.zeros((0, 0), np.int32)
+    output = np.arange(written, dtype=np.int32)
     return Recording(
         "all", fold_number(str(number)), np.array([5], np.int32), output, none, str(number), file
     )

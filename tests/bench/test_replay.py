@@ -110,7 +110,8 @@ def test_no_later_token_is_seen(
     recordings: list[Recording], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trees up to a place are the same, whatever comes after it in the recording."""
-    store, calibration = Datastore.open(folder / "ds"), Calibration.default()
+    store = Datastore.open(folder / "ds")
+    calibration = Calibration.default()
     seen: list[tuple[int, TokenTree]] = []
     plain = DraftSession.draft
 
@@ -143,7 +144,8 @@ def test_a_fitted_calibration_beats_the_rules_and_is_calibrated(folder: Path) ->
     recordings = read_recordings(write(folder / "many.jsonl.gz", generations(160, seed=3)))
     store = Datastore.open(folder / "ds")
     sources = [PromptLookup(), RecycledLogits(), store]
-    fit, held = recordings[:120], recordings[120:]
+    fit = recordings[:120]
+    held = recordings[120:]
     record: list[tuple[bytes, bytes, bytes]] = []
     for skip in (0, 3):
         replay(fit, sources, Calibration(bytes(4)), max_nodes=16, skip=skip, record=record)

@@ -66,7 +66,8 @@ def test_json_is_all_of_standard_output(folder: Path) -> None:
 
 
 def test_outputs_and_prompts_may_be_empty_and_outside_the_vocabulary(folder: Path) -> None:
-    store, calibration = Datastore.open(folder / "a"), Calibration.default()
+    store = Datastore.open(folder / "a")
+    calibration = Calibration.default()
     odd = [
         recording(LINE[:7], [], "none"),
         recording([], LINE[:20], "unprompted"),

@@ -128,13 +128,13 @@ class Timed:
     Attributes:
         written: names of methods and first tokens of prompts, in order, warm-ups first.
         made: how often methods were made.
-        told: lines of progress.
+        lines: lines of progress.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
         self.written: list[tuple[str, int]] = []
         self.made = 0
-        self.told: list[str] = []
+        self.lines: list[str] = []
         self._seconds = seconds
         self._now = 0.0
         monkeypatch.setattr(speed, "write", self._write)
@@ -156,7 +156,7 @@ class Timed:
         settings: dict[str, Any] = {
             "max_new_tokens": 2,
             "max_seconds": max_seconds,
-            "progress": self.told.append,
+            "progress": self.lines.append,
         }
         return speed.measure_speed(None, methods, prompts, **settings)
 
@@ -174,7 +174,7 @@ def test_rounds_are_repeated_until_it_is_certain_and_methods_take_turns(
         "each begins with another one"
     )
     assert timed.made == 5, "no method learns from an earlier round"
-    assert timed.told[:2] == [
+    assert timed.lines[:2] == [
         "round 1, prompt 1/2 (a), drafted: 1.5 s, 58 s left at most",
         "round 1, prompt 1/2 (a), plain: 3.0 s, 56 s left at most",
     ]
@@ -199,7 +199,7 @@ def test_the_time_is_looked_at_after_each_prompt(monkeypatch: pytest.MonkeyPatch
     unlimited = Timed(monkeypatch, plain=300.0, drafted=100.0)
     assert len(unlimited.measure(None)["prompts"]) == 2
     assert len(unlimited.written) == 2 + 4, "one round, however long it takes"
-    assert unlimited.told[0] == "round 1, prompt 1/2 (a), drafted: 100.0 s"
+    assert unlimited.lines[0] == "round 1, prompt 1/2 (a), drafted: 100.0 s"
 
 
 def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`rest-store try`: the whole round with a tiny model, and what the verdict says."""
+"""`rest-store try`: the whole round with a tiny model, and the verdict."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_ways_of_waiting_are_measured(tmp_path: Path) -> None:
         "--busy",
         1,
     )
-    for machine in ("idle", "beside 1 busy processes"):
+    for machine in ("as it is", "beside 1 busy processes"):
         assert figures[machine].keys() == bench_threads.WAYS.keys()
         assert figures[machine][bench_threads.DEFAULT]["speed"] == 1
         assert all(

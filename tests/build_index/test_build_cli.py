@@ -1,4 +1,4 @@
-"""The command `rest-build`: what it prints, its exit status, and bars on a terminal."""
+"""The command `rest-build`: its output, its exit status, and bars on a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.shared.models import write_gguf
 TEXTS = [*documents(40), "", *documents(3)]
 
 
-# --- What it prints -------------------------------------------------------------------------------
+# --- Output ---------------------------------------------------------------------------------------
 
 
 def test_a_summary_for_people(corpus, tokenizer, out):
@@ -85,7 +85,7 @@ def test_options_of_records_reach_the_build(tokenizer, out, tmp_path):
     assert manifest.options["chat_template"].startswith("sha256:")
 
 
-# --- What goes wrong ------------------------------------------------------------------------------
+# --- Failures -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,11 @@ def test_an_interrupt_is_status_130_and_can_be_resumed(
     """SIGINT while a shard is being sorted: nobody waits for it."""
     arguments = ("--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500)
     assert build_here(*arguments, "--out", tmp_path / "whole").exit_code == 0
-    sorting, hold, threads = threading.Event(), threading.Event(), []
-    sort, submit = workers.sort_shard, stages.Stages._sort
+    sorting = threading.Event()
+    hold = threading.Event()
+    threads = []
+    sort = workers.sort_shard
+    submit = stages.Stages._sort
 
     def held(directory, name, *others):
         if name == "shard-00001":

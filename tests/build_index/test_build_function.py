@@ -1,4 +1,4 @@
-"""`rest_store.build`: what the command builds, opened; and its errors."""
+"""`rest_store.build`: the datastore of the command, opened; and its errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def test_it_is_a_name_of_both_packages() -> None:
 
 
 def test_a_build_is_that_of_the_command(corpus: Path, tmp_path: Path) -> None:
-    tokenizer, records = tmp_path / "tokenizer.json", tmp_path / "records.jsonl"
+    tokenizer = tmp_path / "tokenizer.json"
+    records = tmp_path / "records.jsonl"
     stages: set[str] = set()
     with rest_store.build(
         [corpus, records],
@@ -111,7 +112,8 @@ def test_a_tokenizer_may_be_loaded_already(corpus: Path, tmp_path: Path) -> None
 
 
 def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path) -> None:
-    tokenizer, out = tmp_path / "tokenizer.json", tmp_path / "ds"
+    tokenizer = tmp_path / "tokenizer.json"
+    out = tmp_path / "ds"
     for error, fragment, arguments, options in (
         (CorpusNotFoundError, "corpus is absent", (tmp_path / "none", tokenizer), {}),
         (BuildError, "the number of corpora is 0", ([], tokenizer), {}),

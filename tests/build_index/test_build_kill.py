@@ -1,5 +1,6 @@
-"""Builds killed (SIGKILL) at chosen operations on files: what is at
-the place is whole, and the rest can be resumed.
+"""Builds killed (SIGKILL) at chosen operations on files.
+
+The datastore at its place is whole, and the build can be resumed.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ staging.Staging.put_in_place = placing
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Arguments of a build of ten shards, what it gives, and an older datastore."""
+    """Arguments of a build of ten shards, its datastore, and an older one."""
     directory = tmp_path_factory.mktemp("kill")
     tokenizer = write_tokenizer(directory / "tokenizer.json")
     texts = documents(60, seed=2)
@@ -82,26 +83,26 @@ def inputs(tmp_path_factory):
 
 
 def require_whole_and_resumable(arguments, out, old, expected):
-    """After a kill: the datastore there is the new one, the old
-    one, or none, and another build makes the new one.
+    """After a kill, the datastore is the new one, the old one, or absent.
 
-    That resumes, or begins anew where there is nothing to resume. Return the shards that were kept.
+    Another build then makes the new one. It resumes, or begins anew if there is nothing to resume.
+    Return the number of shards that it used again.
     """
     assert leftovers(out) in ([], [".ds.building"])
     files = contents(out)
     assert files in ([expected] if old is None else [expected, old]) or (
         not out.exists() and old is None
     )
-    kept = finished_shards(out)
+    shards = finished_shards(out)
     run = build_here(*arguments, "--out", out, "--resume")
     if run.exit_code:
         assert "unfinished build is absent" in run.output, run.output
-        assert kept == 0
+        assert shards == 0
         run = build_here(*arguments, "--out", out)
     assert run.exit_code == 0, run.output
     assert contents(out) == expected
     assert leftovers(out) == []
-    return kept
+    return shards
 
 
 @pytest.mark.parametrize("after_rename", [False, True])
@@ -112,7 +113,8 @@ def test_killed_at_every_kind_of_step(inputs, tmp_path, has_old, after_rename):
     steps = (
         range(1, 20, 2) if after_rename else sorted(random.Random(3).sample(range(1, 90), STEPS))
     )
-    kept, killed = set(), 0
+    shard_counts = set()
+    killed = 0
     for step in steps:
         out = tmp_path / str(step) / "ds"
         out.parent.mkdir()
@@ -127,14 +129,14 @@ def test_killed_at_every_kind_of_step(inputs, tmp_path, has_old, after_rename):
             break
         assert process.returncode == -9, process.stderr
         killed += 1
-        kept.add(
+        shard_counts.add(
             require_whole_and_resumable(
                 arguments, out, contents(old) if has_old else None, expected
             )
         )
     assert killed >= 3
     if not after_rename:
-        assert len(kept) >= 3, "at different shards"
+        assert len(shard_counts) >= 3, "at different shards"
 
 
 # --- Where directories cannot be exchanged --------------------------------------------------------
@@ -153,14 +155,14 @@ def test_without_exchange_a_kill_leaves_the_old_datastore_or_the_new_one(
     assert build_here(*arguments, "--out", tmp_path / "new").exit_code == 0
     monkeypatch.setattr(staging, "_RENAME_EXCHANGE", NO_FLAG)
     documents_of = {"old": stored_documents(old), "new": stored_documents(tmp_path / "new")}
-    found = []
+    states = []
     for step in range(1, 200, 9):
         out = shutil.copytree(old, tmp_path / str(step) / "ds")
         script = WITHOUT_EXCHANGE + KILLED.format(place=str(out.parent), step=step) + IN_PLACE
         status = run_build(*arguments, "--out", out, before=script).returncode
         assert status in (0, -signal.SIGKILL)
         check_datastore(out)
-        found.append(
+        states.append(
             next(name for name, stored in documents_of.items() if stored == stored_documents(out))
         )
         assert build_here(*arguments, "--out", out).exit_code == 0
@@ -169,6 +171,6 @@ def test_without_exchange_a_kill_leaves_the_old_datastore_or_the_new_one(
         assert leftovers(out) == []
         if status == 0:
             break
-    assert found[0] == "old"
-    assert found[-1] == "new"
-    assert len(found) > 4
+    assert states[0] == "old"
+    assert states[-1] == "new"
+    assert len(states) > 4

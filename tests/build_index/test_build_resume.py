@@ -1,4 +1,4 @@
-"""Interrupted builds: what is kept, what `resume` makes of it, and when it refuses."""
+"""Interrupted builds: the files that stay, their use by `resume`, and its refusals."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def test_a_build_resumes_to_the_same_bytes(
     with interrupt(owner, name, call, after=after), pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     assert not out.exists()
-    kept = finished_shards(out)
-    assert kept >= 2
+    shards = finished_shards(out)
+    assert shards >= 2
     summary = build_quick(corpus, tokenizer, out, shard_tokens=500, resume=True)
     assert contents(out) == expected
     assert leftovers(out) == []
-    assert (summary.documents, summary.duplicates, summary.resumed_shards) == (60, 10, kept)
+    assert (summary.documents, summary.duplicates, summary.resumed_shards) == (60, 10, shards)
 
 
 def test_what_is_there_is_not_made_again(corpus, tokenizer, out, expected, monkeypatch):
@@ -147,7 +147,7 @@ def test_incomplete_files_that_kills_left_do_not_pile_up(corpus, tokenizer, out)
     assert list(staging.rglob("*.tmp")) == []
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Refusals -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -296,11 +296,13 @@ def test_a_corpus_that_has_to_be_repaired_costs_nothing_of_the_others(
     last.write_text(whole + "{not JSON\n")
     with pytest.raises(CorpusError, match=r"last\.jsonl:10: content is not JSON"):
         build_quick([good, last], tokenizer, out, shard_tokens=500)
-    kept = finished_shards(out)
-    assert kept > 2
+    shards = finished_shards(out)
+    assert shards > 2
     last.write_text(whole)
-    tokenized, sorted_ones = [], []
-    digest, sort = slices.content_digest, shard_sorter.sorted_suffixes
+    tokenized = []
+    sorted_ones = []
+    digest = slices.content_digest
+    sort = shard_sorter.sorted_suffixes
     monkeypatch.setattr(
         slices,
         "content_digest",
@@ -313,7 +315,7 @@ def test_a_corpus_that_has_to_be_repaired_costs_nothing_of_the_others(
     assert contents(out) == contents(tmp_path / "whole")
     assert {origin.rpartition(":")[0] for origin in tokenized} == {str(last)}
     assert len(sorted_ones) < len(list(out.glob("*.suffixes"))) - 2, (
-        "what is sorted of the same tokens is kept"
+        "suffixes of the same tokens are used again"
     )
 
 
@@ -345,7 +347,7 @@ def test_other_options_of_a_corpus_keep_nothing_of_it(tokenizer, out, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "kept"),
+    ("owner", "name", "min_shards"),
     [
         (slices, "content_digest", 0),
         (TokensWriter, "append", 0),
@@ -354,7 +356,7 @@ def test_other_options_of_a_corpus_keep_nothing_of_it(tokenizer, out, tmp_path):
     ],
 )
 def test_a_disk_that_fills_up_is_one_clear_error(
-    corpus, tokenizer, out, expected, owner, name, kept
+    corpus, tokenizer, out, expected, owner, name, min_shards
 ):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     build_quick(corpus, tokenizer, out)
@@ -363,6 +365,6 @@ def test_a_disk_that_fills_up_is_one_clear_error(
     with interrupt(owner, name, 4, error=full), pytest.raises(OutputError, match=message):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     assert contents(out) == old
-    assert finished_shards(out) >= kept
+    assert finished_shards(out) >= min_shards
     build_quick(corpus, tokenizer, out, shard_tokens=500, resume=finished_shards(out) > 0)
     assert contents(out) == expected

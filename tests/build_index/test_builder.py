@@ -1,6 +1,4 @@
-"""Whole builds: what is stored, what is dropped, where shards end,
-and that the same input gives the same bytes.
-"""
+"""Whole builds: documents, duplicates, the ends of shards, and equal bytes for equal input."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def stored_tokens(tokenizer, texts):
     return [ids.tolist() for ids in load_tokenizer(tokenizer).encode_batch(texts)]
 
 
-# --- What is stored -------------------------------------------------------------------------------
+# --- Documents that are stored --------------------------------------------------------------------
 
 
 def test_a_build_stores_every_document_in_order_and_opens(corpus, tokenizer, out):
@@ -120,7 +118,7 @@ def test_vocabularies_on_both_sides_of_two_bytes_work(out, tmp_path, size):
     assert Datastore.open(out).longest_suffix_match([1, size - 1]).count == 2
 
 
-# --- What is dropped ------------------------------------------------------------------------------
+# --- Documents that are dropped -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1, 3, 1000])
@@ -152,8 +150,9 @@ def test_documents_without_tokens_are_counted(out, tmp_path):
 def test_a_datastore_of_nothing_is_refused_with_what_was_skipped_and_left_out(
     tokenizer, out, tmp_path
 ):
-    """A misspelled ending is found at once."""
-    first, tree = write_jsonl(tmp_path / "a.jsonl", ["", " "]), tmp_path / "tree"
+    """A misspelled ending is reported at once."""
+    first = write_jsonl(tmp_path / "a.jsonl", ["", " "])
+    tree = tmp_path / "tree"
     write_files(tree, dict.fromkeys(["a.py", "b.py", "c.rs"], "text"))
     specs = (CorpusSpec(str(first)), CorpusSpec(str(tree), include=("*.cbl",)))
     expected = (
@@ -227,9 +226,13 @@ def test_a_document_longer_than_a_shard_is_split_into_pieces(out, tmp_path, shar
     assert Manifest.read(out).corpora[0]["split_documents"] == 1
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_no_more_shards_are_sorted_at_once_than_allowed(corpus, tokenizer, out, monkeypatch, most):
-    sort, at_work, at_once = workers.sort_shard, threading.Semaphore(most), []
+@pytest.mark.parametrize("max_sorts", [1, 3])
+def test_no_more_shards_are_sorted_at_once_than_allowed(
+    corpus, tokenizer, out, monkeypatch, max_sorts
+):
+    sort = workers.sort_shard
+    at_work = threading.Semaphore(max_sorts)
+    at_once = []
 
     def counted(*arguments):
         at_once.append(at_work.acquire(blocking=False))
@@ -238,7 +241,7 @@ def test_no_more_shards_are_sorted_at_once_than_allowed(corpus, tokenizer, out, 
         return result
 
     monkeypatch.setattr(workers, "sort_shard", counted)
-    summary = build_quick(corpus, tokenizer, out, shard_tokens=400, workers=most)
+    summary = build_quick(corpus, tokenizer, out, shard_tokens=400, workers=max_sorts)
     assert at_once == [True] * summary.shards
 
 

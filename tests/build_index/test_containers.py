@@ -139,7 +139,8 @@ def test_links_and_directories_in_a_tar_are_passed_over(tmp_path):
     with tarfile.open(fileobj=sink, mode="w") as archive:
         for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
             entry = tarfile.TarInfo(f"entry-{kind.decode()}")
-            entry.type, entry.linkname = kind, "/etc/hostname"
+            entry.type = kind
+            entry.linkname = "/etc/hostname"
             archive.addfile(entry)
         entry = tarfile.TarInfo("a.txt")
         entry.size = 1
@@ -160,7 +161,8 @@ def test_encrypted_files_are_counted(tmp_path):
 
 def damaged_archives() -> dict[str, bytes]:
     files = {f"{number}.txt": bytes(f"text {number} " * 400, "ascii") for number in range(9)}
-    plain, packed = tar(files), zipped(files, zipfile.ZIP_STORED)
+    plain = tar(files)
+    packed = zipped(files, zipfile.ZIP_STORED)
     return {
         "a tar that ends inside a file": plain[: 3 * 512 + 4000],
         "a tar whose header is damaged": plain[: 9 * 1024 - 512 * 3]

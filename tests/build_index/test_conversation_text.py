@@ -133,7 +133,7 @@ PARTS = """
 
 
 def written(template: str, *turns: dict[str, Any]) -> tuple[str, dict[str, int]]:
-    """The text of a conversation of these turns, and what is left out of it."""
+    """The text of a conversation of these turns, and the pieces that it lacks."""
     left_out: Counter[str] = Counter()
     writer = ConversationWriter(ChatTemplate(template, {}, "x"), CONTROLS, lambda text: text)
     return (

@@ -100,8 +100,8 @@ def test_the_template_can_be_a_file_and_a_bad_one_is_refused(byte_level_file, tm
         "{% for %}": r"not valid \(line 1: ",
         str(path): "not UTF-8",
     }
-    for template, found in bad.items():
-        with pytest.raises(TokenizerLoadError, match=f"chat template is {found}"):
+    for template, problem in bad.items():
+        with pytest.raises(TokenizerLoadError, match=f"chat template is {problem}"):
             load_tokenizer(byte_level_file, chat_template=template)
 
 

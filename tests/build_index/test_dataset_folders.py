@@ -1,6 +1,4 @@
-"""Folders of `datasets`: what `save_to_disk` and the caches leave
-is read as `load_from_disk` reads it.
-"""
+"""Folders of `save_to_disk` and caches of `datasets` are read as `load_from_disk` reads them."""
 
 from __future__ import annotations
 
@@ -100,7 +98,7 @@ def test_a_build_of_a_saved_data_set_has_its_rows_alone(saved, tokenizer, out):
     assert (summary.documents, summary.lost) == (50, {})
 
 
-# --- What is not as usual -------------------------------------------------------------------------
+# --- Unusual folders ------------------------------------------------------------------------------
 
 
 def write_stream(path: Path, **columns) -> None:

@@ -131,7 +131,8 @@ def target(tokenizer: Tokenizer) -> TargetTokenizer:
 def test_the_tokens_are_those_of_tokenizers(kind, monkeypatch):
     monkeypatch.setattr(target_tokenizer, "_SAMPLE", 1 << 40)  # nothing is compared but here
     monkeypatch.setattr(target_tokenizer, "CHECKED_CHARACTERS", 0)
-    plain, fast = target(KINDS[kind]()), target(KINDS[kind]())
+    plain = target(KINDS[kind]())
+    fast = target(KINDS[kind]())
     fast.accelerate()
     assert fast.is_accelerated
     rng = random.Random(0)
@@ -150,9 +151,9 @@ def test_the_tokens_are_those_of_tokenizers(kind, monkeypatch):
         (TargetTokenizer.encode_documents, chats),
     ):
         expected = encode(plain, inputs)
-        found = encode(fast, inputs)
-        assert [ids.dtype for ids in found] == [ids.dtype for ids in expected]
-        assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=True))
+        tokens = encode(fast, inputs)
+        assert [ids.dtype for ids in tokens] == [ids.dtype for ids in expected]
+        assert all(np.array_equal(*pair) for pair in zip(tokens, expected, strict=True))
 
 
 def test_a_tokenizer_that_fastokens_refuses_is_encoded_by_tokenizers():
@@ -232,11 +233,12 @@ WRONG = [
 def test_a_text_with_a_byte_that_the_vocabulary_lacks_is_left_to_tokenizers(tmp_path):
     content = json.loads(byte_level_bpe(300).to_str())
     byte_4 = "\u0104"
-    kept = [token for token in content["model"]["vocab"] if token != byte_4]
-    content["model"]["vocab"] = {token: number for number, token in enumerate(kept)}
+    others = [token for token in content["model"]["vocab"] if token != byte_4]
+    content["model"]["vocab"] = {token: number for number, token in enumerate(others)}
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content))
-    slow, fast = load_tokenizer(path), load_tokenizer(path)
+    slow = load_tokenizer(path)
+    fast = load_tokenizer(path)
     fast.accelerate()
     texts = ["one", "a\x04b", "two"]
     expected = [tokens.tolist() for tokens in slow.encode_batch(texts)]

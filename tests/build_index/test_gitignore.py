@@ -1,6 +1,4 @@
-"""What Git ignores is left out of a tree: the files that
-Git itself lists are those that are read.
-"""
+"""Files that Git ignores are left out of a tree; the others are the files that Git lists."""
 
 from __future__ import annotations
 
@@ -119,7 +117,7 @@ def test_random_trees_are_read_as_git_lists_them(tmp_path, seed):
     assert listed_files(tmp_path) == listed_by_git(tmp_path)
 
 
-# --- What is left out -----------------------------------------------------------------------------
+# --- Files that are left out ----------------------------------------------------------------------
 
 TREE = {
     ".gitignore": "*.env\nbuild/\n*.min.js\n!keep.min.js\n",
@@ -223,7 +221,7 @@ def test_a_work_tree_shares_the_patterns_of_its_repository(tmp_path):
     assert listed_files(tmp_path / "other") == ["x.py"]
 
 
-# --- What is not as usual -------------------------------------------------------------------------
+# --- Unusual trees --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

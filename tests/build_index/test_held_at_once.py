@@ -1,4 +1,4 @@
-"""What pyarrow has to hold at once of a file is refused if it does not fit.
+"""Files of which pyarrow has to hold too much at once are refused.
 
 The message says which memory suffices.
 """
@@ -132,7 +132,8 @@ def test_rows_are_held_by_their_size(tmp_path):
         pa.table({"text": texts(300, size - 1)}), path, write_batch_size=1, use_dictionary=False
     )
     assert path.stat().st_size > 36 * MIB
-    before, largest = pa.total_allocated_bytes(), 0
+    before = pa.total_allocated_bytes()
+    largest = 0
     for _ in open_corpus(CorpusSpec(str(path))):
         largest = max(largest, pa.total_allocated_bytes() - before)
     assert 0 < largest < 20 * MIB

@@ -45,7 +45,7 @@ MINI = {"info": {}, "messages": HISTORY, "trajectory_format": "mini-swe-agent-1.
 
 
 def spoken(document: Document) -> tuple[tuple[str, ...], ...]:
-    """Role and content of each message; what else is kept of it is tested elsewhere."""
+    """Role and content of each message; other tests check the other fields."""
     return tuple(message[:2] for message in document.messages)
 
 

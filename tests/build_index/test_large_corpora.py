@@ -1,6 +1,6 @@
-"""What does not fit into memory is refused by name, or counted in a directory.
+"""Records that do not fit into memory are refused by name, or counted in a directory.
 
-The rest takes bounded memory.
+Other records take bounded memory.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ def test_a_record_that_is_too_large_is_an_error_or_counted_in_a_directory(
         CorpusError, match=rf"^{path}:{line}: the size of the record is above 1000 bytes, expected"
     ):
         documents(path)
-    corpus, found = read_corpus(tmp_path)
-    assert found == SMALL
+    corpus, stored = read_corpus(tmp_path)
+    assert stored == SMALL
     assert corpus.counts.skipped == {"too large": 1}
 
 
 def test_the_end_of_a_file_inside_a_record_that_is_too_large_is_passed_over(tmp_path, small_limit):
     (tmp_path / "a.jsonl").write_text(text("first") + "\n" + text(LARGE)[:-2])
-    corpus, found = read_corpus(tmp_path)
-    assert found == SMALL[:1]
+    corpus, stored = read_corpus(tmp_path)
+    assert stored == SMALL[:1]
     assert corpus.counts.skipped == {"too large": 1}
 
 
@@ -92,8 +92,8 @@ def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path,
         CorpusError, match=rf"^{path}:row 1: the size of the record is above 1000 bytes"
     ):
         documents(path)
-    corpus, found = read_corpus(tmp_path)
-    assert found == SMALL
+    corpus, stored = read_corpus(tmp_path)
+    assert stored == SMALL
     assert corpus.counts.skipped == {"too large": 1}
 
 

@@ -1,4 +1,4 @@
-"""The memory budget: what is available, and the shard that fits."""
+"""The memory budget: the available memory, and the shard that fits."""
 
 from __future__ import annotations
 
@@ -55,14 +55,17 @@ def test_small_changes_of_the_budget_leave_the_shard_as_it_is():
     assert sizes == {1 << 29}
 
 
-@pytest.mark.parametrize(("vocabulary_size", "most"), [(49_152, 2**30 - 1), (151_936, 715_827_882)])
-def test_no_shard_is_larger_than_what_can_be_sorted(vocabulary_size, most):
-    assert plan_memory(1 << 50, 0, vocabulary_size).shard_positions == most
+@pytest.mark.parametrize(
+    ("vocabulary_size", "largest"), [(49_152, 2**30 - 1), (151_936, 715_827_882)]
+)
+def test_no_shard_is_larger_than_what_can_be_sorted(vocabulary_size, largest):
+    assert plan_memory(1 << 50, 0, vocabulary_size).shard_positions == largest
     with pytest.raises(
-        BuildError, match=f"shard: the number of tokens is {most + 1}, expected 2..{most}"
+        BuildError,
+        match=f"shard: the number of tokens is {largest + 1}, expected 2..{largest}",
     ):
-        plan_memory(1 << 50, 0, vocabulary_size, most + 1)
-    with pytest.raises(BuildError, match=f"the number of tokens is 1, expected 2..{most}"):
+        plan_memory(1 << 50, 0, vocabulary_size, largest + 1)
+    with pytest.raises(BuildError, match=f"the number of tokens is 1, expected 2..{largest}"):
         plan_memory(1 << 50, 0, vocabulary_size, 1)
 
 

@@ -1,4 +1,4 @@
-"""What a build says of what it left out, and its exit status when that is most of a corpus."""
+"""The omissions of a build in its summary, and its exit status if most of a corpus is lost."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ KINDS = {
 def test_each_kind_is_named_with_its_example_and_what_helps(tmp_path, name):
     content, kind, hint = KINDS[name]
     write_files(tmp_path, {"a/good.py": "x = 1", f"b/{name}": content})
-    corpus, found = read_corpus(tmp_path)
-    assert [document.text for document in found] == ["x = 1"]
+    corpus, documents = read_corpus(tmp_path)
+    assert [document.text for document in documents] == ["x = 1"]
     counts = corpus.counts
     size = (tmp_path / "b" / name).stat().st_size
     assert (counts.skipped, counts.sizes, counts.lost_bytes) == ({kind: 1}, {kind: size}, size)

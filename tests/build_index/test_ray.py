@@ -57,7 +57,7 @@ def corpora(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(corpora, tokenizer, tmp_path_factory):
-    """What this machine alone makes of them."""
+    """The datastore that this machine alone builds of them."""
     out = tmp_path_factory.mktemp("expected") / "ds"
     build(options(corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY))
     return contents(out)
@@ -85,7 +85,7 @@ def test_without_ray_the_extra_is_named(corpora, tokenizer, out, monkeypatch):
     ("words", "address"), [(["127.0.0.1:1"], "127.0.0.1:1"), (["no"], "no"), ([], "[::1]:1")]
 )
 def test_a_wrong_address_is_refused(corpora, tokenizer, out, monkeypatch, words, address):
-    monkeypatch.setenv("RAY_ADDRESS", "[::1]:1")  # where no address is given
+    monkeypatch.setenv("RAY_ADDRESS", "[::1]:1")  # the default address
     arguments = [
         "--ray",
         *words,

@@ -70,9 +70,9 @@ def test_json_of_each_layout_is_recognised_by_content(tmp_path, layout, form, su
     }[form]
     path = tmp_path / "named_by_nobody"
     path.write_bytes(compressed(text.encode(), suffix))
-    corpus, found = read_corpus(path)
+    corpus, documents = read_corpus(path)
     assert corpus.reader == ("jsonl" if form == "jsonl" else "json")
-    assert found == [expected_document(layout)] * (1 if form == "pretty" else 3)
+    assert documents == [expected_document(layout)] * (1 if form == "pretty" else 3)
     assert corpus.counts.bytes_read == corpus.size == path.stat().st_size
 
 
@@ -80,9 +80,9 @@ def test_json_of_each_layout_is_recognised_by_content(tmp_path, layout, form, su
 def test_parquet_of_each_layout_is_recognised_by_content(tmp_path, layout):
     path = tmp_path / "shard"
     pq.write_table(pa.Table.from_pylist([RECORDS[layout]] * 150), path, row_group_size=70)
-    corpus, found = read_corpus(path)
+    corpus, documents = read_corpus(path)
     assert corpus.reader == "parquet"
-    assert found == [expected_document(layout)] * 150
+    assert documents == [expected_document(layout)] * 150
     assert corpus.counts.bytes_read == corpus.size
 
 
@@ -93,10 +93,10 @@ def test_parquet_of_each_layout_is_recognised_by_content(tmp_path, layout):
 def test_text_is_one_document_as_it_is(tmp_path, text, suffix):
     path = tmp_path / "notes"
     path.write_bytes(compressed(text.encode(), suffix))
-    corpus, found = read_corpus(path)
-    assert found == [Document(text=text)]
+    corpus, documents = read_corpus(path)
+    assert documents == [Document(text=text)]
     assert corpus.reader == "text"
-    assert found[0].origin == str(path)
+    assert documents[0].origin == str(path)
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
@@ -146,8 +146,8 @@ def test_skippable_frames_may_come_first(tmp_path, suffix, number):
 @pytest.mark.parametrize("tail", [b"", b"\x50\x2a\x4d\x18\xff\xff\xff\xff"])
 def test_skippable_frames_alone_are_nothing(tmp_path, tail):
     (tmp_path / "a.zst").write_bytes(SKIPPABLE * 2 + tail)
-    corpus, found = read_corpus(tmp_path)
-    assert found == []
+    corpus, documents = read_corpus(tmp_path)
+    assert documents == []
     assert sum(corpus.counts.skipped.values()) == 1
 
 
@@ -236,8 +236,8 @@ def test_empty_documents_are_dropped_and_counted(tmp_path):
     records += [{"messages": [{"role": "user", "content": " "}]}, {"data": ["", ""]}]
     path = tmp_path / "a"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    corpus, found = read_corpus(path)
-    assert found == [Document(text="x")]
+    corpus, documents = read_corpus(path)
+    assert documents == [Document(text="x")]
     assert corpus.counts.skipped == {"empty": 6}
 
 

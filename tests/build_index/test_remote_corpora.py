@@ -41,7 +41,8 @@ STATE = {
 
 
 def arrow(**columns):
-    sink, table = pa.BufferOutputStream(), pa.table(columns)
+    sink = pa.BufferOutputStream()
+    table = pa.table(columns)
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue().to_pybytes()
@@ -100,9 +101,9 @@ def test_a_prefix_is_read_as_a_directory_is(s3, tmp_path, options):
     local, expected = read_corpus(tmp_path / "data", **options)
     # For other processes.
     remote = pickle.loads(pickle.dumps(open_corpus(CorpusSpec("s3://corpus/data", **options))))
-    found = list(remote)
-    assert found == expected
-    assert [document.origin.removeprefix("s3://corpus") for document in found] == [
+    documents = list(remote)
+    assert documents == expected
+    assert [document.origin.removeprefix("s3://corpus") for document in documents] == [
         document.origin.removeprefix(str(tmp_path)) for document in expected
     ]
     assert facts(remote) == facts(local)
@@ -116,12 +117,12 @@ def test_a_file_is_read_as_a_local_one_and_its_etag_is_recorded(s3, tmp_path, na
     write_files(tmp_path, tree())
     upload(tree())
     local, expected = read_corpus(tmp_path / "data" / name)
-    remote, found = read_corpus(f"s3://corpus/data/{name}")
-    assert found == expected
+    remote, documents = read_corpus(f"s3://corpus/data/{name}")
+    assert documents == expected
     assert facts(remote) == facts(local)
     etag = fsspec.filesystem("s3").info(f"corpus/data/{name}")["ETag"]
     assert remote.provenance()["etag"] == etag.strip('"')
-    assert found[0].origin.startswith(f"s3://corpus/data/{name}")
+    assert documents[0].origin.startswith(f"s3://corpus/data/{name}")
 
 
 def test_a_saved_data_set_is_read_as_a_local_one(s3, tmp_path):
@@ -138,19 +139,19 @@ def test_a_saved_data_set_is_read_as_a_local_one(s3, tmp_path):
     write_files(tmp_path / "train", files)
     upload({f"train/{name}": data for name, data in files.items()})
     local, expected = read_corpus(tmp_path)
-    remote, found = read_corpus("s3://corpus")
-    assert [document.text for document in found] == ["text 5", "text 80"]
-    assert found == expected
+    remote, documents = read_corpus("s3://corpus")
+    assert [document.text for document in documents] == ["text 5", "text 80"]
+    assert documents == expected
     assert remote.counts.skipped == local.counts.skipped
 
 
 def test_what_vanishes_meanwhile_is_counted(s3):
     upload({"t/a.txt": "a", "t/b.txt": "b", "t/c.txt": "c", "t/d/e.txt": "e"})
     corpus = open_corpus(CorpusSpec("s3://corpus/t"))
-    found = iter(corpus)
-    assert next(found).text == "a"
+    documents = iter(corpus)
+    assert next(documents).text == "a"
     fsspec.filesystem("s3").rm(["corpus/t/b.txt", "corpus/t/d/e.txt"])
-    assert [document.text for document in found] == ["c"]
+    assert [document.text for document in documents] == ["c"]
     assert corpus.counts.skipped == {"vanished": 2}
 
 
@@ -183,11 +184,11 @@ def test_a_connection_that_always_breaks_is_one_clear_error(s3, name):
 def test_a_file_that_is_replaced_while_it_is_read_is_an_error(s3):
     lines = "".join(json.dumps({"text": f"{row} " * 1000}) + "\n" for row in range(400))
     upload({"a.jsonl": lines})
-    found = iter(open_corpus(CorpusSpec("s3://corpus/a.jsonl")))
-    next(found)
+    documents = iter(open_corpus(CorpusSpec("s3://corpus/a.jsonl")))
+    next(documents)
     upload({"a.jsonl": lines.upper()})
     with pytest.raises(CorpusError, match=r"^s3://corpus/a.jsonl: the corpus cannot be read"):
-        list(found)
+        list(documents)
 
 
 # --- Bad input ------------------------------------------------------------------------------------

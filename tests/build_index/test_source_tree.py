@@ -1,4 +1,4 @@
-"""Directories as corpora: which files are read, in which order, and what is counted instead."""
+"""Directories as corpora: the files that are read, their order, and the files that are counted."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_data_files_in_a_directory_are_read_by_their_readers(tmp_path):
         "table without a known column": 1,
     }
     assert (provenance["documents"], provenance["conversations"], provenance["files"]) == (7, 4, 5)
-    # What was passed over counts, too: a bar reaches its end.
+    # Files that were passed over count, too, so that a bar reaches its end.
     assert provenance["bytes"] == corpus.size
 
     corpus, documents = read_corpus(tmp_path, field="content", exclude=("*.json*", "x"))

@@ -32,7 +32,7 @@ def texts(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("files", "found"),
+    ("files", "problem"),
     [
         ({"notes.txt": ""}, "directory is one with other content ('notes.txt')"),
         (
@@ -44,12 +44,12 @@ def texts(directory: Path) -> dict[str, str]:
         ({**OLD, "notes.txt": ""}, "a datastore with other files in it ('notes.txt')"),
     ],
 )
-def test_a_directory_with_anything_else_in_it_is_left_alone(tmp_path, files, found):
+def test_a_directory_with_anything_else_in_it_is_left_alone(tmp_path, files, problem):
     out = write_files(tmp_path / "out", files)
     with pytest.raises(OutputError) as error:
         Staging(out)
     assert str(error.value).startswith(f"{out}: ")
-    assert found in str(error.value)
+    assert problem in str(error.value)
     assert texts(tmp_path / "out") == files
     assert list(tmp_path.iterdir()) == [out]
 
@@ -167,8 +167,10 @@ def test_what_is_renamed_is_on_the_disk_first(arguments, out, monkeypatch):
 
     And no old shard for a new one.
     """
-    synced, early = set(), []
-    fsync, rename = os.fsync, Path.rename
+    synced = set()
+    early = []
+    fsync = os.fsync
+    rename = Path.rename
 
     def syncing(descriptor):
         synced.add(os.path.realpath(f"/proc/self/fd/{descriptor}"))

@@ -142,7 +142,7 @@ def test_the_text_of_a_control_token_in_a_document_is_text(case):
     make, control, text = CASES[case]
     original = make()
     id_ = original.token_to_id(control)
-    assert id_ in original.encode(text, add_special_tokens=False).ids  # what would go wrong
+    assert id_ in original.encode(text, add_special_tokens=False).ids  # the error that would occur
     tokens = TargetTokenizer(original.to_str(), case).encode(text)
     assert id_ not in tokens.tolist()
     assert len(tokens) > 4

@@ -23,7 +23,7 @@ def messages(*turns: Any) -> tuple[tuple[Message, ...], dict[str, int]]:
 
 
 def more(turn: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a turn besides role and content."""
+    """Fields of a turn besides role and content."""
     ((_, _, *fields),), _ = messages(turn)
     return json.loads(fields[0]) if fields else {}
 
@@ -43,8 +43,8 @@ def test_parts_without_text_are_counted_by_type():
         {"type": "?!", "a": 1},
         {"type": 3},
     ]
-    found, left_out = messages({"role": "user", "content": parts})
-    assert found == (("user", "x"),)
+    parsed, left_out = messages({"role": "user", "content": parts})
+    assert parsed == (("user", "x"),)
     assert left_out == {"parts of type 'image_url'": 1, "parts of type 'unknown'": 2}
 
 
@@ -96,7 +96,7 @@ def test_null_content_with_nothing_beside_it_is_an_empty_turn():
 
 
 @pytest.mark.parametrize(
-    ("turn", "found"),
+    ("turn", "problem"),
     [
         (
             {"role": "ai", "text": "a long answer"},
@@ -108,10 +108,10 @@ def test_null_content_with_nothing_beside_it_is_an_empty_turn():
         ({"role": "user", "content": ["x"]}, "a list, expected a text, or role and content"),
     ],
 )
-def test_a_turn_in_which_nothing_is_said_is_malformed(turn, found):
+def test_a_turn_in_which_nothing_is_said_is_malformed(turn, problem):
     with pytest.raises(CorpusFormatError) as error:
         messages({"role": "user", "content": "x"}, turn)
-    assert str(error.value) == f"logs.jsonl:3: turn 1 of 'messages' is {found}"
+    assert str(error.value) == f"logs.jsonl:3: turn 1 of 'messages' is {problem}"
 
 
 def test_a_malformed_turn_ends_a_named_file_and_is_counted_in_a_directory(tmp_path):

@@ -86,7 +86,7 @@ def make_options(corpora, tokenizer, out, **others):
 
 @pytest.fixture(scope="module")
 def expected(corpora, tokenizer, tmp_path_factory):
-    """What one process makes of them."""
+    """The datastore that one process builds of them."""
     out = tmp_path_factory.mktemp("expected") / "ds"
     summary = build(make_options(corpora, tokenizer, out, workers=1))
     assert summary.workers == 1
@@ -261,7 +261,8 @@ def test_an_interrupt_while_workers_start_is_one_line(corpora, tokenizer, out):
 
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
 def test_an_interrupt_meanwhile_comes_afterwards(handler):
-    done, before = [], signal.signal(signal.SIGINT, handler)
+    done = []
+    before = signal.signal(signal.SIGINT, handler)
     try:
         raised = nullcontext() if handler is signal.SIG_IGN else pytest.raises(KeyboardInterrupt)
         with raised, workers._interrupts_later():

@@ -182,8 +182,10 @@ def test_the_path_works(name: str, checkout: Path, environment: dict[str, str]) 
     transcript = ROOT / "build" / f"first-hour-{name}.log"
     transcript.parent.mkdir(exist_ok=True)
     transcript.unlink(missing_ok=True)
-    first, place = Terminal(checkout, environment, transcript), checkout / FOLDER
-    terminals, printed = [first], ""
+    first = Terminal(checkout, environment, transcript)
+    place = checkout / FOLDER
+    terminals = [first]
+    printed = ""
     try:
         for number, block in enumerate(steps(PATHS[name])):
             if block.file or block.language:

@@ -1,6 +1,4 @@
-"""What operators and those who measure are told works: backups,
-alert rules, the dashboard, the data of benchmarks.
-"""
+"""Instructions for operators work: backups, alert rules, the dashboard, benchmark data."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ class RecordedClient:
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 
     def _create(self, model: str, messages: list[Any], extra_body: dict[str, Any]) -> None:
-        assert parse_extra_arguments(extra_body["vllm_xargs"])["references"] == [SOURCE[:60]]
+        arguments = parse_extra_arguments(extra_body["vllm_xargs"], pytest.fail)
+        assert arguments["references"] == [SOURCE[:60]]
 
 
 @pytest.fixture

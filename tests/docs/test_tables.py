@@ -1,6 +1,4 @@
-"""The tables of figures in README.md and docs/ are those that `make
-docs-tables` makes of benchmarks/results/.
-"""
+"""The tables in README.md and docs/ are those of benchmarks/results/ (`make docs-tables`)."""
 
 from __future__ import annotations
 

@@ -49,15 +49,23 @@ def read(cache: RecurrentCache, width: int, state: float) -> None:
     cache.update(torch.ones(rows, 1, width, 2), torch.ones(rows, 1, width, 2), 1)
 
 
+def state_of(cache: Any, kind: str) -> torch.Tensor | None:
+    """The state of the first layer as a mixer gets it: before transformers 5.21, an attribute."""
+    if hasattr(cache, f"get_{kind}_state"):
+        state: torch.Tensor | None = getattr(cache, f"get_{kind}_state")(0)
+        return state
+    return dict(getattr(cache.layers[0], f"{kind}_states")).get(0)
+
+
 def window(cache: RecurrentCache, row: int) -> list[float]:
     """The latest inputs that the convolution of `row` has."""
-    state = cache.get_conv_state(0)
+    state = state_of(cache, "conv")
     assert state is not None
     return [float(number) - 10 * row for number in state[row, 0]]
 
 
 def recurrent(cache: RecurrentCache) -> list[float]:
-    state = cache.get_recurrent_state(0)
+    state = state_of(cache, "recurrent")
     assert state is not None
     return [float(number) for number in state[:, 0]]
 
@@ -108,7 +116,7 @@ def test_states_that_were_set_aside_are_put_back() -> None:
     cache.put_back([0])
     assert recurrent(cache) == [3.0, 3.0]
     cache.give_back(theirs)
-    state = theirs.get_recurrent_state(0)
+    state = state_of(theirs, "recurrent")
     assert state is not None
     assert state[:, 0].tolist() == [3.0, 0.0]
     assert theirs.get_seq_length() == 4
@@ -121,7 +129,7 @@ def test_a_state_that_is_part_of_something_larger_is_copied() -> None:
     cache.update_recurrent_state(scan[-1], 0)
     cache.update(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 1)
     cache.keep_first([2])
-    state = cache.get_recurrent_state(0)
+    state = state_of(cache, "recurrent")
     assert state is not None
     assert state.untyped_storage().nbytes() == state.nbytes
     assert recurrent(cache) == [7.0]
@@ -133,6 +141,6 @@ def test_states_keep_their_type(dtype: torch.dtype) -> None:
     cache.update_recurrent_state(torch.full((1, 5), 7.0, dtype=dtype), 0)
     cache.update(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 1)
     cache.keep_first([2])
-    state = cache.get_recurrent_state(0)
+    state = state_of(cache, "recurrent")
     assert state is not None
     assert state.dtype == torch.float32

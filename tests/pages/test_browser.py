@@ -43,7 +43,8 @@ def running() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The addresses of a page of each kind."""
-    folder, words = tmp_path_factory.mktemp("pages"), text_tokenizer()
+    folder = tmp_path_factory.mktemp("pages")
+    words = text_tokenizer()
     ids = words(HOSTILE + TEXT, add_special_tokens=False)["input_ids"]
     plain = {"prompts": 7, "speedup": 1.0, "mean_tokens": 1.0, "identical": 1.0}
     methods = {"plain": plain, "DraftSession": {**plain, "speedup": 1.94, "mean_tokens": 2.5}}
@@ -82,7 +83,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def tab(running: Any) -> Iterator[Any]:
     """A new tab; in the end nothing was fetched, and no script has failed."""
     context = running.new_context(viewport={"width": 1280, "height": 900})
-    one, fetched, failed = context.new_page(), [], []
+    one = context.new_page()
+    fetched = []
+    failed = []
     one.on("request", lambda request: fetched.append(request.url))
     one.on("pageerror", lambda error: failed.append(str(error)))
     one.on(

@@ -16,7 +16,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rest_store.service.server import calls
+from rest_store.service.server import admission
 from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
@@ -121,7 +121,7 @@ def test_a_connection_without_life_is_ended(
 def test_health_checks_beyond_their_limit_are_refused_and_cost_nobody_else(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "_MAX_HEALTH_CHECKS", 3)
+    monkeypatch.setattr(admission, "_MAX_HEALTH_CHECKS", 3)
 
     async def run() -> None:
         async with (
