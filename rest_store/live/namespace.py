@@ -90,9 +90,9 @@ class Namespace(Store):
                 without special tokens.
             ids: one id for each document, 1..256 characters. A document whose id exists already, or
                 comes earlier in `ids`, is not added again. None: new ids.
-            group: a label, such as the prompt that the documents answer: one that they share, or one
-                for each; "": none.
-            epoch: the epoch of the model that wrote them: one that they share, or one for each.
+            group: a label, such as the prompt that the documents answer: one for all, or one for
+                each; "": none. A replica takes one for all.
+            epoch: the epoch of the model that wrote them, likewise.
 
         Returns:
             The ids, in the order of `documents`. Its `added` and `duplicates` say which documents

@@ -17,6 +17,7 @@ from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence
 from rest_store.errors import (
+    ArgumentError,
     DatastoreNotFoundError,
     DeadlineError,
     ProtocolError,
@@ -263,13 +264,20 @@ class Replica:
         ids: Sequence[str],
         *,
         namespace: str,
-        group: str,
-        epoch: int,
+        group: str | Sequence[str],
+        epoch: int | Sequence[int],
     ) -> AddedDocuments:
         """Add documents at the upstream, which validates them; return once they are visible here.
 
-        The arguments are those of `Writer.add`.
+        The arguments are those of `Writer.add`, but for a group or an epoch of each document.
+
+        Raises:
+            ArgumentError: there is a group or an epoch of each document.
         """
+        if not isinstance(group, str) or isinstance(epoch, Sequence):
+            raise ArgumentError(
+                f"{self.location}: a replica adds documents of one group and one epoch at a time"
+            )
         if not documents:
             return AddedDocuments([], set())
         added, number = self._upstream.add(
