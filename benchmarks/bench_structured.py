@@ -1,20 +1,31 @@
-"""Structured output: M, speed and equal texts with a JSON schema, by source of the drafts.
+"""Structured output: M and speed with a JSON schema, by source of the drafts.
 
     pip install '.[hf,grammar]'
     python examples/smollm2.py smollm2
     python benchmarks/bench_structured.py --model smollm2 --out structured.json
 
-Eight schemas have four requests each. The model writes each answer under its schema: plainly, and
-with each way of drafting, one after the other. One way carries choices and logits from request to
-request. Times are processor times, on one thread. `llguidance's forced tokens` drafts at each step
-the tokens that llguidance's `compute_ff_tokens` returns; it is replayed, not run.
+Sixteen schemas have some requests each: eight of our own, and eight of public kinds, written down
+from their descriptions. The model writes each answer under its schema: plainly, and with each way
+of drafting, one after the other; one answer of each schema is sampled, too, with the same seed.
+Ways with a memory keep it from request to request. Times are those of the processor, on one thread.
+
+- The first two ways of drafting are those without a grammar among the sources: a processor of the
+  caller's masks the logits, token by token.
+- `llguidance's forced tokens` drafts at each step the tokens that llguidance's `compute_ff_tokens`
+  returns; it is replayed, not run.
+- A forced node is the likeliest draft token where the grammar allows one text alone, whose
+  tokenization is open, and where the text got to. Its share accepted is counted.
+- The cost of the grammar is the time of its filter, its masks, and of accepting, for each step.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import click
@@ -25,7 +36,10 @@ import rest_store
 from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
 from rest_store.command_options import SETTINGS
+from rest_store.drafting import grammar as drafting_grammar
 from rest_store.drafting.grammar_matchers import LlguidanceMatcher
+from rest_store.generation import grammar_mask, loop
+from rest_store.generation.output import Piece
 
 Schema = dict[str, Any]
 
@@ -45,18 +59,18 @@ WHOLE: Schema = {"type": "integer", "minimum": 0, "maximum": 100000}
 FLAG: Schema = {"type": "boolean"}
 
 
-def enumeration(*values: str) -> Schema:
+def one_of(*values: str) -> Schema:
     """Return the schema of an enumeration."""
     return {"enum": list(values)}
 
 
-def array(item: Schema, min_items: int, max_items: int) -> Schema:
+def list_of(item: Schema, least: int, most: int) -> Schema:
     """Return the schema of a list."""
-    return {"type": "array", "items": item, "minItems": min_items, "maxItems": max_items}
+    return {"type": "array", "items": item, "minItems": least, "maxItems": most}
 
 
-# By name: the schema, and the subjects of the requests.
-CASES: Mapping[str, tuple[Schema, list[str]]] = {
+# By name: the schema, and what is asked.
+OWN_CASES: Mapping[str, tuple[Schema, list[str]]] = {
     "person": (
         record(first_name=TEXT, last_name=TEXT, age=WHOLE, occupation=TEXT, is_married=FLAG),
         ["a baker", "a retired teacher", "a young doctor", "a student of music"],
@@ -66,16 +80,16 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
             city=TEXT,
             country=TEXT,
             temperature_celsius={"type": "number"},
-            conditions=enumeration("sunny", "cloudy", "rainy", "snowy"),
+            conditions=one_of("sunny", "cloudy", "rainy", "snowy"),
         ),
         ["Paris in spring", "Oslo in winter", "Cairo in summer", "London in autumn"],
     ),
     "ticket": (
         record(
             title=TEXT,
-            severity=enumeration("low", "medium", "high", "critical"),
-            component=enumeration("frontend", "backend", "database"),
-            steps_to_reproduce=array(TEXT, 1, 3),
+            severity=one_of("low", "medium", "high", "critical"),
+            component=one_of("frontend", "backend", "database"),
+            steps_to_reproduce=list_of(TEXT, 1, 3),
         ),
         [
             "the login page is blank",
@@ -87,15 +101,17 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     "order": (
         record(
             customer_identifier=WHOLE,
-            items=array(record(product_name=TEXT, quantity=WHOLE, unit_price_in_cents=WHOLE), 2, 3),
+            items=list_of(
+                record(product_name=TEXT, quantity=WHOLE, unit_price_in_cents=WHOLE), 2, 3
+            ),
             express_delivery=FLAG,
         ),
         ["fruit", "books", "garden tools", "office supplies"],
     ),
     "call of a weather tool": (
         record(
-            name=enumeration("get_current_weather", "get_weather_forecast"),
-            arguments=record(location=TEXT, unit=enumeration("celsius", "fahrenheit")),
+            name=one_of("get_current_weather", "get_weather_forecast"),
+            arguments=record(location=TEXT, unit=one_of("celsius", "fahrenheit")),
         ),
         [
             "the weather in Rome now",
@@ -106,7 +122,7 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     ),
     "call of a calendar tool": (
         record(
-            name=enumeration("create_event", "delete_event"),
+            name=one_of("create_event", "delete_event"),
             arguments=record(title=TEXT, day_of_month=WHOLE, duration_in_minutes=WHOLE),
         ),
         [
@@ -118,8 +134,8 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     ),
     "review": (
         record(
-            sentiment=enumeration("positive", "neutral", "negative"),
-            topics=array(TEXT, 2, 3),
+            sentiment=one_of("positive", "neutral", "negative"),
+            topics=list_of(TEXT, 2, 3),
             score=WHOLE,
         ),
         ["The food was cold.", "A wonderful hotel!", "It works, nothing more.", "Never again."],
@@ -127,7 +143,7 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     "recipe": (
         record(
             recipe_name=TEXT,
-            ingredients=array(record(ingredient_name=TEXT, amount_in_grams=WHOLE), 2, 4),
+            ingredients=list_of(record(ingredient_name=TEXT, amount_in_grams=WHOLE), 2, 4),
             preparation_time_in_minutes=WHOLE,
             is_vegetarian=FLAG,
         ),
@@ -135,11 +151,140 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     ),
 }
 
+NAME: Schema = {"type": "string", "maxLength": 30}
+LATITUDE: Schema = {"type": "number", "minimum": -90, "maximum": 90}
+LONGITUDE: Schema = {"type": "number", "minimum": -180, "maximum": 180}
+
+# Public kinds, written down from their descriptions, with the fields that most of their users fill.
+PUBLIC_CASES: Mapping[str, tuple[Schema, list[str]]] = {
+    "schema.org Product": (
+        record(
+            **{"@context": {"const": "https://schema.org"}, "@type": {"const": "Product"}},
+            name=NAME,
+            description=TEXT,
+            offers=record(
+                **{"@type": {"const": "Offer"}},
+                price={"type": "number"},
+                priceCurrency=one_of("USD", "EUR", "GBP"),
+                availability=one_of("https://schema.org/InStock", "https://schema.org/OutOfStock"),
+            ),
+        ),
+        ["a red kettle", "running shoes", "a wooden chair", "a novel"],
+    ),
+    "GeoJSON Feature": (
+        record(
+            type={"const": "Feature"},
+            geometry=record(
+                type={"const": "Point"},
+                coordinates={
+                    "type": "array",
+                    "prefixItems": [LONGITUDE, LATITUDE],
+                    "items": False,
+                    "minItems": 2,
+                },
+            ),
+            properties=record(name=NAME, category=one_of("city", "mountain", "lake", "station")),
+        ),
+        ["Mount Everest", "Lake Geneva", "the main station of Milan", "Lisbon"],
+    ),
+    "CloudEvent": (
+        record(
+            specversion={"const": "1.0"},
+            id=NAME,
+            source=NAME,
+            type=one_of("com.example.created", "com.example.updated", "com.example.deleted"),
+            datacontenttype={"const": "application/json"},
+            data=record(subject=TEXT, actor=NAME),
+        ),
+        ["a new user", "an order was changed", "a file was deleted", "an invoice was paid"],
+    ),
+    "JSON Resume": (
+        record(
+            basics=record(name=NAME, label=TEXT, summary=TEXT),
+            work=list_of(record(name=NAME, position=NAME, startDate=NAME), 1, 2),
+            skills=list_of(
+                record(name=NAME, level=one_of("Beginner", "Intermediate", "Master")), 1, 3
+            ),
+        ),
+        ["a web developer", "a nurse", "a translator", "a gardener"],
+    ),
+    "problem details (RFC 9457)": (
+        record(type={"const": "about:blank"}, title=TEXT, status=WHOLE, detail=TEXT, instance=NAME),
+        ["a page is not found", "no credit is left", "too many requests", "the server is down"],
+    ),
+    "function call of a chat API": (
+        record(
+            tool_calls=list_of(
+                record(
+                    type={"const": "function"},
+                    function=record(
+                        name=one_of("search_flights", "search_hotels", "get_exchange_rate"),
+                        arguments=record(place=NAME, number_of_people=WHOLE, is_flexible=FLAG),
+                    ),
+                ),
+                1,
+                2,
+            )
+        ),
+        ["a flight to Rome for two", "a hotel in Oslo", "how much is a dollar?", "a trip to Bali"],
+    ),
+    "npm package.json": (
+        record(
+            name=NAME,
+            version={"type": "string", "pattern": "^[0-9]{1,2}\\.[0-9]{1,2}\\.[0-9]{1,2}$"},
+            description=TEXT,
+            license=one_of("MIT", "Apache-2.0", "ISC"),
+            keywords=list_of(NAME, 1, 3),
+            private=FLAG,
+        ),
+        ["a date parser", "a color picker", "a chess engine", "a web server"],
+    ),
+    "iCalendar event": (
+        record(
+            summary=TEXT,
+            location=NAME,
+            start_date={"type": "string", "format": "date"},
+            status=one_of("TENTATIVE", "CONFIRMED", "CANCELLED"),
+            attendees=list_of(record(name=NAME, role=one_of("CHAIR", "REQ-PARTICIPANT")), 1, 2),
+        ),
+        ["a team meeting", "a birthday party", "a visit to the dentist", "a concert"],
+    ),
+}
+CASES: Mapping[str, tuple[Schema, list[str]]] = {**OWN_CASES, **PUBLIC_CASES}
+
 LOOKUP_AND_LOGITS = "prompt lookup and recycled logits"
-GRAMMAR = "grammar alone"
-ALL = "grammar, prompt lookup and recycled logits"
-CARRIED = "the same, choices and logits kept from request to request"
+KEPT_LOGITS = "the same, logits kept from request to request"
 FORCED = "llguidance's forced tokens"
+GRAMMAR = "grammar alone"
+MEMORY = "grammar, prompt lookup and logits; choices and logits kept from request to request"
+BY_TOKEN = "the same, masks token by token"
+WITHOUT_GRAMMAR = (LOOKUP_AND_LOGITS, KEPT_LOGITS)
+WAYS = (*WITHOUT_GRAMMAR, GRAMMAR, MEMORY, BY_TOKEN)
+
+
+class TokenMask(rest_store.GrammarMask):
+    """A mask as any other processor: it is asked token by token."""
+
+
+class Stopwatch:
+    """The processor's time of functions that are replaced by timed ones."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def time(self, owner: Any, name: str) -> None:
+        """Time a function of a module or class from now on."""
+        function: Callable[..., Any] = getattr(owner, name)
+
+        @wraps(function)
+        def timed(*arguments: Any, **options: Any) -> Any:
+            began = time.process_time()
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.seconds += time.process_time() - began
+
+        setattr(owner, name, timed)
 
 
 def requests(per_schema: int) -> Iterator[tuple[str, str]]:
@@ -149,70 +294,165 @@ def requests(per_schema: int) -> Iterator[tuple[str, str]]:
             yield name, f"Answer in JSON, as a {name}: {subjects[number]}"
 
 
-class Way:
-    """One way of drafting, over all requests.
+@dataclass
+class Totals:
+    """The figures of one way of drafting, over all requests.
 
     Attributes:
-        passes, tokens, seconds: sums of all requests.
-        identical: number of texts that equal those of plain generation.
-        nodes, accepted: draft tokens, and accepted draft tokens.
+        passes: of the model.
+        tokens: written.
+        seconds: of the processor.
+        grammar_seconds: of these, for the grammar.
+        identical: texts that are those of plain generation.
+        nodes: draft tokens.
+        accepted: draft tokens accepted.
+        forbidden: draft tokens that the grammar forbids.
+        forced: places where one text is forced, and a token of it was drafted.
+        forced_accepted: of these, those whose draft token was accepted.
     """
 
-    def __init__(self, name: str, tokenizer: Any) -> None:
-        self.name = name
-        self._tokenizer = tokenizer
-        self.carries = name == CARRIED
-        self._grammars: dict[str, rest_store.Grammar] = {}
-        self._logits = rest_store.RecycledLogits()
-        self.passes = 0
-        self.tokens = 0
-        self.seconds = 0.0
-        self.identical = 0
-        self.nodes = 0
-        self.accepted = 0
+    passes: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    grammar_seconds: float = 0.0
+    identical: int = 0
+    nodes: int = 0
+    accepted: int = 0
+    forbidden: int = 0
+    forced: int = 0
+    forced_accepted: int = 0
 
-    def sources(self, schema: str) -> list[object]:
-        """Return the sources for a request."""
-        lookup = rest_store.PromptLookup()
-        if self.name == LOOKUP_AND_LOGITS:
-            return [lookup, rest_store.RecycledLogits()]
-        if schema not in self._grammars or not self.carries:
-            grammar = rest_store.Grammar.from_json_schema(CASES[schema][0], self._tokenizer)
-            self._grammars[schema] = grammar
-        grammar = self._grammars[schema]
-        if self.name == GRAMMAR:
-            return [grammar]
-        logits = self._logits if self.carries else rest_store.RecycledLogits()
-        return [grammar, lookup, logits]
+    def count_drafts(self, grammar: rest_store.Grammar, pieces: Sequence[Piece]) -> None:
+        """Count what became of the draft tokens of a text."""
+        context = grammar.root
+        for piece in pieces:
+            tree = piece.trees[0]
+            places: list[drafting_grammar.Place | None] = []
+            for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+                above = context if parent < 0 else places[parent]
+                places.append(None if above is None else above.after(token))
+            self.nodes += len(tree)
+            self.accepted += len(piece.accepted[0])
+            self.forbidden += sum(place is None for place in places)
+            node = -1
+            for token in piece.tokens[0]:
+                if len(tree) and node is not None:
+                    self._count_forced(grammar, context, tree, node, token)
+                below = [] if node is None else tree.children(node).tolist()
+                node = next((child for child in below if tree.tokens[child] == token), None)
+                after = context.after(token)
+                assert after is not None
+                context = after
 
-    def figures(self, plain_seconds: float, requests: int) -> dict[str, Any]:
+    def _count_forced(
+        self, grammar: rest_store.Grammar, place: Any, tree: Any, node: int, token: int
+    ) -> None:
+        """Count the likeliest draft token at a place of the text, if one text is forced there."""
+        children = tree.children(node).tolist()
+        if not children or place.allowed is None or len(grammar.spellings(place.allowed)) != 1:
+            return
+        self.forced += 1
+        likeliest = max(children, key=lambda child: tree.scores[child])
+        self.forced_accepted += int(tree.tokens[likeliest]) == token
+
+
+@dataclass
+class Way:
+    """A way of drafting.
+
+    Attributes:
+        name: of it.
+        model: that writes.
+        tokenizer: of the model.
+        totals: so far.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    totals: Totals = field(default_factory=Totals)
+    _kept: rest_store.Generator | None = None
+
+    def write(
+        self, schema: Schema, inputs: Any, options: dict[str, Any], clock: Stopwatch
+    ) -> list[int]:
+        """Write the answer to a request, count it, and return it."""
+        generator = self._kept
+        if generator is None or self.name not in (KEPT_LOGITS, MEMORY, BY_TOKEN):
+            sources = (
+                []
+                if self.name == GRAMMAR
+                else [rest_store.PromptLookup(), rest_store.RecycledLogits()]
+            )
+            generator = self._kept = rest_store.Generator(self.model, self.tokenizer, sources)
+        asked: dict[str, Any] = {"grammar": generator.grammar(json_schema=schema)}
+        if self.name in WITHOUT_GRAMMAR:
+            asked = {"logits_processor": [TokenMask(asked["grammar"])]}
+        pieces: list[Piece] = []
+        before = clock.seconds
+        began = time.process_time()
+        with masked_by_token(self.name == BY_TOKEN):
+            output = generator.generate(inputs, on_piece=pieces.append, **asked, **options)
+        totals = self.totals
+        totals.seconds += time.process_time() - began
+        totals.grammar_seconds += clock.seconds - before
+        totals.passes += output.statistics.forward_passes
+        totals.tokens += output.statistics.tokens
+        grammar = generator.grammar(json_schema=schema)
+        assert grammar is not None
+        totals.count_drafts(grammar, pieces)
+        return output.tokens[0]
+
+    def figures(self, plain_seconds: float, plain_tokens: int, requests: int) -> dict[str, Any]:
         """Return the figures of this way."""
-        return {
+        totals = self.totals
+        row = {
             "drafts": self.name,
-            "M": round(self.tokens / self.passes, 3),
-            "passes": self.passes,
-            "tokens": self.tokens,
-            "speed": round(plain_seconds / self.seconds, 3),
-            "identical": f"{self.identical} of {requests}",
-            "draft tokens accepted": round(self.accepted / max(self.nodes, 1), 3),
+            "M": round(totals.tokens / totals.passes, 3),
+            "passes": totals.passes,
+            "tokens": totals.tokens,
+            "speed": round(plain_seconds / totals.seconds, 3),
+            "identical": f"{totals.identical} of {requests}",
+            "draft tokens accepted": round(totals.accepted / max(totals.nodes, 1), 3),
+            "draft tokens forbidden": round(totals.forbidden / max(totals.nodes, 1), 3),
         }
+        if self.name not in WITHOUT_GRAMMAR:
+            a_pass = plain_seconds / plain_tokens
+            row["forced nodes accepted"] = round(totals.forced_accepted / max(totals.forced, 1), 4)
+            row["grammar's share of a pass"] = round(
+                totals.grammar_seconds / totals.passes / a_pass, 4
+            )
+        return row
+
+
+@contextmanager
+def masked_by_token(is_wanted: bool) -> Iterator[None]:
+    """Have generations mask token by token, as with other processors, if that is wanted."""
+    native = vars(loop)["mask_trees"]
+    if is_wanted:
+        vars(loop)["mask_trees"] = lambda *_: None
+    try:
+        yield
+    finally:
+        vars(loop)["mask_trees"] = native
 
 
 def forced_passes(tokenizer: Any, schema: Schema, output: list[int]) -> int:
     """Return the passes for a text with the tokens that llguidance forces as drafts."""
     grammar = rest_store.Grammar.from_json_schema(schema, tokenizer)
     matcher = grammar.begin()
-    if not isinstance(matcher, LlguidanceMatcher):
-        raise click.ClickException("the grammar is not one of llguidance")
+    assert isinstance(matcher, LlguidanceMatcher)
     position = 0
     passes = 0
     while position < len(output):
         forced = [] if passes == 0 else matcher.forced()
         passes += 1
         taken = 0
-        for token, written in zip(forced, output[position:], strict=False):
-            if token != written:
-                break
+        while (
+            taken < len(forced)
+            and position + taken < len(output)
+            and forced[taken] == output[position + taken]
+        ):
             taken += 1
         for token in output[position : position + taken + 1]:
             matcher.accept(token)
@@ -248,27 +488,29 @@ def main(
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(model)
     language_model = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
-    if prepacked_weights:
-        with rest_store.prepacked_weights(language_model):
-            figures = measure(language_model, tokenizer, per_schema, max_new_tokens)
-    else:
+    prepared = rest_store.prepacked_weights(language_model) if prepacked_weights else nullcontext()
+    with prepared:
         figures = measure(language_model, tokenizer, per_schema, max_new_tokens)
-    for row in figures["rows"]:
-        click.echo(", ".join(f"{name}: {value}" for name, value in row.items()))
     packages = ("torch", "transformers", "llguidance")
     write_result(out, "structured", click.get_current_context().params, packages, figures)
 
 
 def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) -> dict[str, Any]:
     """Return the figures of all ways."""
-    ways = [Way(name, tokenizer) for name in (LOOKUP_AND_LOGITS, GRAMMAR, ALL, CARRIED)]
-    passes: list[None] = []
-    hook = model.register_forward_pre_hook(lambda *_: passes.append(None))
+    clock = Stopwatch()
+    clock.time(drafting_grammar.GrammarTree, "filter")
+    clock.time(drafting_grammar.GrammarText, "accept")
+    clock.time(loop, "mask_trees")
+    clock.time(grammar_mask.GrammarMask, "__call__")
+    ways = [Way(name, model, tokenizer) for name in WAYS]
     plain_seconds = 0.0
     plain_tokens = 0
     forced = 0
-    chosen = list(requests(per_schema))
-    for schema, text in chosen:
+    sampled = 0
+    sampling = Way(MEMORY, model, tokenizer)  # its figures are not shown
+    asked = list(requests(per_schema))
+    for number, (name, text) in enumerate(asked):
+        schema = CASES[name][0]
         inputs = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}],
             add_generation_prompt=True,
@@ -276,38 +518,20 @@ def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) ->
             return_dict=True,
         )
         length = inputs["input_ids"].shape[1]
-        mask = rest_store.GrammarMask(
-            rest_store.Grammar.from_json_schema(CASES[schema][0], tokenizer)
-        )
-        options = {**inputs, "do_sample": False, "max_new_tokens": max_new_tokens}
+        mask = rest_store.GrammarMask(rest_store.Grammar.from_json_schema(schema, tokenizer))
+        options = {"do_sample": False, "max_new_tokens": max_new_tokens}
         began = time.process_time()
-        plain = model.generate(**options, logits_processor=[mask])
+        plain = model.generate(**inputs, **options, logits_processor=[mask])
         plain_seconds += time.process_time() - began
         output = plain[0, length:].tolist()
         plain_tokens += len(output)
-        forced += forced_passes(tokenizer, CASES[schema][0], output)
+        forced += forced_passes(tokenizer, schema, output)
         for way in ways:
-            sources = way.sources(schema)
-            mask = rest_store.GrammarMask(
-                rest_store.Grammar.from_json_schema(CASES[schema][0], tokenizer)
-            )
-            passes.clear()
-            began = time.process_time()
-            drafted = model.generate(
-                **options,
-                logits_processor=[mask],
-                custom_generate=rest_store.generate,
-                sources=sources,
-                return_dict_in_generate=True,
-            )
-            way.seconds += time.process_time() - began
-            way.passes += len(passes)
-            way.tokens += drafted.sequences.shape[1] - length
-            way.identical += torch.equal(drafted.sequences, plain)
-            way.nodes += drafted.statistics.drafts.nodes
-            way.accepted += drafted.statistics.drafts.accepted
-    hook.remove()
-    table_rows = [
+            way.totals.identical += way.write(schema, inputs, options, clock) == output
+        if number < len(CASES):
+            click.echo(f"{name}: {len(output)} tokens, {plain_seconds:.0f} s plain", err=True)
+            sampled += is_same_sampled(sampling, schema, inputs, max_new_tokens, clock)
+    rows = [
         {"drafts": "none", "M": 1.0, "passes": plain_tokens, "tokens": plain_tokens, "speed": 1.0},
         {
             "drafts": FORCED,
@@ -315,14 +539,39 @@ def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) ->
             "passes": forced,
             "tokens": plain_tokens,
         },
-        *(way.figures(plain_seconds, len(chosen)) for way in ways),
+        *(way.figures(plain_seconds, plain_tokens, len(asked)) for way in ways),
     ]
-    return {
-        "requests": len(chosen),
+    for row in rows:
+        click.echo(", ".join(f"{name}: {value}" for name, value in row.items()))
+    by_name = {row["drafts"]: row for row in rows}
+    figures = {
+        "requests": len(asked),
         "schemas": len(CASES),
         "plain_seconds": round(plain_seconds, 2),
-        "rows": table_rows,
+        "sampled identical": f"{sampled} of {len(CASES)}",
+        "gains": {
+            name: {
+                figure: round(by_name[MEMORY][figure] / by_name[name][figure], 3)
+                for figure in ("M", "speed")
+            }
+            for name in WITHOUT_GRAMMAR
+        },
     }
+    click.echo(", ".join(f"{name}: {value}" for name, value in figures.items()))
+    return {**figures, "rows": rows}
+
+
+def is_same_sampled(
+    way: Way, schema: Schema, inputs: Any, max_new_tokens: int, clock: Stopwatch
+) -> bool:
+    """Return whether a sampled text is that of plain generation with the same seed."""
+    options = {"do_sample": True, "max_new_tokens": max_new_tokens}
+    mask = rest_store.GrammarMask(rest_store.Grammar.from_json_schema(schema, way.tokenizer))
+    torch.manual_seed(7)
+    plain = way.model.generate(**inputs, **options, logits_processor=[mask])
+    torch.manual_seed(7)
+    drafted = way.write(schema, inputs, options, clock)
+    return drafted == plain[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 if __name__ == "__main__":

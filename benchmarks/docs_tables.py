@@ -72,7 +72,7 @@ def find(table_rows: Iterable[dict[str, Any]], **fields: Any) -> dict[str, Any]:
 
 
 def speed() -> str:
-    """Three rows for the first screen: plain generation, prompt lookup, rest-store."""
+    """Rows for the first screen: plain generation, prompt lookup, rest-store, and with a schema."""
     families = results("speed_packed")["families"]
     shown = {
         "transformers `generate`": "plain",
@@ -91,6 +91,16 @@ def speed() -> str:
                 f"{round(total['identical'] * total['prompts'])} of {total['prompts']}",
             ]
         )
+    structured = max(results("structured")["rows"], key=lambda row: row["M"])
+    table_rows.append(
+        [
+            "**rest-store**, structured output",
+            f"{digits(structured['speed'])}x",
+            "",
+            digits(structured["M"]),
+            structured["identical"],
+        ]
+    )
     header = [
         "",
         "speed, all tokens",

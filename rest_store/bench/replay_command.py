@@ -26,6 +26,7 @@ from rest_store.bench.measurement_options import (
     tokenizer_option,
 )
 from rest_store.bench.recorded_drafters import beside_heads, other_drafters
+from rest_store.bench.recorded_grammar import recorded_grammar, satisfying
 from rest_store.bench.recordings import (
     Recording,
     amount,
@@ -37,10 +38,11 @@ from rest_store.bench.recordings import (
 )
 from rest_store.bench.replay import Outcome, Tokens, replay, walk
 from rest_store.bench.results import write_result
-from rest_store.command_options import RenamedOptions, max_nodes_option
+from rest_store.command_options import RenamedOptions, json_schema_option, max_nodes_option
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 from rest_store.live.open_store import open_datastores
 
@@ -76,6 +78,7 @@ _LOOKUP_NODES = 10  # of prompt lookup's rule
         " rest, and alone."
     ),
 )
+@json_schema_option("The outputs satisfy this JSON schema: replay also with its grammar.")
 @cost_model_options
 @result_options
 def replay_command(
@@ -89,6 +92,7 @@ def replay_command(
     history: bool,
     history_from: tuple[Path, ...],
     groups: bool,
+    json_schema: str | None,
     cost_model: Path | None,
     batches: tuple[int, ...],
     drafting_us: float | None,
@@ -104,6 +108,9 @@ def replay_command(
     Figures are of the recordings that the calibration was not fitted to: all tokens, the median
     recording, and families. In a replay every step drafts as many nodes as it may; generation cuts
     trees where another node costs more time than it saves, so its M is lower.
+
+    With --json-schema, further rows have a grammar among the sources, which keeps from recording to
+    recording the choices that it saw.
 
     With --cost-model, speeds relative to plain decoding are modelled, and drafts are cut. The model
     takes all sequences of a batch to be alike, and drafts for one after the other.
@@ -131,10 +138,21 @@ def replay_command(
         "reported": len(reported),
     }
     variants = [Variant(counted(nodes, "node"), nodes) for nodes in max_nodes]
+    grammar = None
+    if json_schema is not None:
+        grammar = recorded_grammar(json_schema, reported, stores, tokenizer)
+        results["satisfying"] = satisfying(reported, grammar)
+        click.echo(f"outputs that satisfy the schema: {results['satisfying']} of {len(reported)}")
     if model is None:
         ablations = not no_ablations
         table_rows = measure(
-            reported, stores, used, budgets=max_nodes, ablations=ablations, progress=show
+            reported,
+            stores,
+            used,
+            budgets=max_nodes,
+            ablations=ablations,
+            grammar=grammar,
+            progress=show,
         )
         for row in table_rows:
             if row["drafting"] == "session":
@@ -193,6 +211,7 @@ def measure(
     *,
     budgets: Sequence[int] = (16, 64),
     ablations: bool = True,
+    grammar: Grammar | None = None,
     progress: Callable[[str, int, Outcome], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Replay recordings with the session, its sources, and the rules that it is compared with.
@@ -203,6 +222,7 @@ def measure(
         calibration: the calibration of the session; not changed.
         budgets: nodes of a step.
         ablations: whether to replay also with each source alone and with each left out.
+        grammar: of the outputs; None: they have none.
         progress: called after each row with its name, nodes and outcome.
 
     Returns:
@@ -245,6 +265,9 @@ def measure(
 
     for nodes in budgets:
         add_session("session", nodes, list(sources.values()))
+        if grammar is not None:
+            add_session("session with the grammar", nodes, [*sources.values(), grammar.copy()])
+            add_session("session, the grammar alone", nodes, [grammar.copy()])
         if not ablations or len(sources) == 1:
             continue
         for name in sources:

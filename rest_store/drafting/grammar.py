@@ -81,6 +81,8 @@ class Grammar:
         library = open_grammar(compiled, tokenizer, ends)
         self.begin = library.begin
         self.token_bytes = library.token_bytes
+        # Ids of single bytes and of common merges are smaller.
+        self._common = 256 + len(library.token_bytes) // 8
         self._compiled = compiled
         self._name = name
         self._choices: dict[bytes, dict[int, float]] = {}
@@ -153,19 +155,27 @@ class Grammar:
             kept[token] = kept.get(token, 0.0) + 1.0
             self._choices[place] = kept  # a new one: readers have the old
 
+    def spellings(self, allowed: npt.NDArray[np.int32]) -> list[list[tuple[bytes, int]]]:
+        """Return the bytes and ids of tokens, those together each of which begins the next.
+
+        These spell one text: where there is one list, the grammar forces that.
+        """
+        texts = sorted((self.token_bytes[token], token) for token in allowed.tolist())
+        chains: list[list[tuple[bytes, int]]] = []
+        for text, token in texts:
+            if chains and text.startswith(chains[-1][-1][0]):
+                chains[-1].append((text, token))
+            else:
+                chains.append([(text, token)])
+        return chains
+
     def unseen(self, allowed: npt.NDArray[np.int32]) -> dict[int, float]:
         """Return the probability of choices where none was seen, for few allowed tokens.
 
         Tokens each of which begins the next spell one text. Where a text is forced, its longest
         token is the likeliest.
         """
-        texts = sorted((self.token_bytes[token], token) for token in allowed.tolist())
-        chains: list[list[tuple[bytes, int]]] = []  # of tokens each of which begins the next
-        for text, token in texts:
-            if chains and text.startswith(chains[-1][-1][0]):
-                chains[-1].append((text, token))
-            else:
-                chains.append([(text, token)])
+        chains = self.spellings(allowed)
         if not 1 <= len(chains) <= _MAX_CHOICES:
             return {}
         chance = _FORCED if len(chains) == 1 else _CHOICE / len(chains)
@@ -177,9 +187,11 @@ class Grammar:
                 continue
             # The longest token may already hold the beginning of free text, such as `":"`. A
             # tokenizer learned the commoner merges earlier: they have smaller ids.
-            first, second = sorted((chain[-2][1], longest))
-            chances[first] = 0.7 * chance
-            chances[second] = 0.3 * chance
+            common = [place for place, (_, token) in enumerate(chain) if token < self._common]
+            likelier = common[-1] if common else 0
+            other = likelier + 1 if likelier + 1 < len(chain) else likelier - 1
+            chances[chain[likelier][1]] = 0.7 * chance
+            chances[chain[other][1]] = 0.3 * chance
         return chances
 
     def __str__(self) -> str:
@@ -257,11 +269,13 @@ class GrammarText:
         self._place = grammar.root
 
     def accept(self, tokens: Sequence[int]) -> bool:
-        """Go on with the text, and learn the choices made.
+        """Go on with the text, and learn its choices; return False if it leaves the grammar.
 
-        Return False if it leaves the grammar.
+        What follows its end is padding.
         """
         for token in tokens:
+            if self._place.mask is None:
+                break
             for key in self._place.keys:
                 self._grammar.learn(key, token)
             place = self._place.after(token)

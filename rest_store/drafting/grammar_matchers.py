@@ -243,5 +243,6 @@ def _adapted(tokenizer: object, ends: tuple[int, ...]) -> tuple[Any, list[bytes]
     return adapted, _token_bytes(adapted)
 
 
+@lru_cache(maxsize=8)
 def _token_bytes(tokenizer: Any) -> list[bytes]:
     return [tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size)]

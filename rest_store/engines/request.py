@@ -12,6 +12,7 @@ import numpy.typing as npt
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.draft_options import TopK
+from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.session import DraftSession
 
@@ -32,6 +33,7 @@ class NewRequest(NamedTuple):
             likeliest last.
         group: of the document that is remembered, as `LiveDatastore.add` takes it.
         epoch: the same.
+        grammar: that the output follows; None: none that is known here.
     """
 
     id: str
@@ -42,6 +44,7 @@ class NewRequest(NamedTuple):
     references: Sequence[IntSequence | str] = ()
     group: str = ""
     epoch: int = 0
+    grammar: Grammar | None = None
 
 
 def parse_extra_arguments(arguments: object, report: Callable[[str], None]) -> dict[str, Any]:

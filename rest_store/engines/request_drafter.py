@@ -125,6 +125,8 @@ class RequestDrafter:
         except Exception as error:
             report(error)
             request = request._replace(group="", epoch=0)
+        if not request.group and request.grammar is not None:
+            request = request._replace(group=request.grammar.group)
         references = earlier(self._sources.target, request.group, report)
         try:
             references += self._sources.encoded(request.references)
@@ -290,7 +292,10 @@ class RequestDrafter:
         """Return the session of a request, which is opened if it is not yet; None if that fails."""
         if request.session is None and not request.is_given_up:
             try:
-                request.session = self._sources.session(request.text, request.new.references)
+                new = request.new
+                request.session = self._sources.session(
+                    request.text, new.references, new.grammar, new.prompt_length
+                )
             except Exception as error:
                 self.metrics.count_error("open", error)
         return request.session

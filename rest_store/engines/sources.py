@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.draft_options import parse_references
+from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
@@ -47,6 +49,7 @@ class EngineSources:
 
     Attributes:
         labels: names of the sources in metrics, by their index in a session.
+        names: the same with the grammar of a request, which is the last one of its session.
         here: origins of the sources in this process, as a bitmask.
         target: a live datastore that outputs are added to; None: nothing is remembered.
 
@@ -93,7 +96,8 @@ class EngineSources:
         elsewhere = [
             bit for bit, source in enumerate(self._sources) if not isinstance(source, Store)
         ]
-        self.here = sum(1 << bit for bit in range(len(self.labels)) if bit not in elsewhere)
+        self.names = [*self.labels, "grammar"]
+        self.here = sum(1 << bit for bit in range(len(self.names)) if bit not in elsewhere)
         self.target: RememberTarget | None = None if remember is None else sources[remember]
 
     def _open(
@@ -163,24 +167,39 @@ class EngineSources:
             ]
         )
 
-    def session(self, text: npt.NDArray[np.int32], references: Sequence[Any] = ()) -> DraftSession:
+    def session(
+        self,
+        text: npt.NDArray[np.int32],
+        references: Sequence[Any] = (),
+        grammar: Grammar | None = None,
+        prompt: int | None = None,
+    ) -> DraftSession:
         """Return a session for a request.
 
         Args:
             text: int32[n], the text so far.
             references: as `encoded` returns them.
+            grammar: that its output follows; left out where there are as many datastores as a
+                session takes.
+            prompt: tokens of `text` that are no output; None: all are none.
 
         Raises:
             RestStoreError: as `DraftSession`.
         """
-        return DraftSession(
-            [*self._sources, PromptLookup(), self._logits],
-            text,
+        has_room = len(self._sources) < int(native_kernel().MAX_STORES)
+        own = [] if grammar is None or not has_room else [grammar]
+        begin = text.size if prompt is None or not own else prompt
+        session = DraftSession(
+            [*self._sources, PromptLookup(), self._logits, *own],
+            text[:begin],
             references=references,
             calibration=self._calibration,
             tokenizer=self._identity,
             source_timeout=self._timeout,
         )
+        if begin < text.size:  # the grammar follows the output from its first token on
+            session.accept(text[begin:])
+        return session
 
     def close(self) -> None:
         """Write queued outputs, for two seconds at most, and close all sources."""

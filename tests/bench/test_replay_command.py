@@ -19,6 +19,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup
 from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.models import byte_level_bpe
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 VOCABULARY = 300
@@ -120,3 +121,28 @@ def test_options_of_the_release_before_work_with_a_note(folder: Path) -> None:
     assert "Warning: --memory is now --history; " in old.stderr
     assert "Warning: --remember is now --history-from; " in old.stderr
     assert "Warning" not in new.stderr
+
+
+def test_a_schema_of_the_outputs(folder: Path, tmp_path: Path) -> None:
+    """Its grammar is a source of further rows; outputs that leave it are drafted for without it."""
+    pytest.importorskip("llguidance")
+    tokenizer = byte_level_bpe()
+    place = tmp_path / "tokenizer.json"
+    tokenizer.save(str(place))
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"enum": ["vermilion", "aquamarine"]}))
+    words = ['"vermilion"', '"aquamarine"', '"vermilion"', "something else"] * 8
+    lines = [{"prompt": f"color {number}", "output": word} for number, word in enumerate(words)]
+    recordings = tmp_path / "texts.jsonl"
+    recordings.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["bench", "replay", "--recordings", recordings, "--max-nodes", "8", "--no-ablations"]
+    options = ["--json", "--tokenizer", place, "--json-schema", schema]
+    done = CliRunner().invoke(main, [*map(str, command), *map(str, options)])
+    assert done.exit_code == 0, done.output
+    results = json.loads(done.stdout)["results"]
+    assert results["satisfying"] * 4 == results["reported"] * 3
+    of = {row["drafting"]: row["M"] for row in results["rows"]}
+    assert of["session with the grammar"] > 1.2 * of["session"]
+    assert of["session with the grammar"] >= of["session, the grammar alone"] > 1
+    done = CliRunner().invoke(main, [*map(str, command), "--json-schema", str(schema)])
+    assert done.exit_code == 1

@@ -58,6 +58,7 @@ def test_a_campaign_goes_on_after_failures_and_says_how_to_run_them_again(
     [
         ("generations", 7, range(8)),
         ("recurrent", 3, range(12)),
+        ("structured", 0, range(8)),
         ("messages", 0, (0, 3, 6, 7, 9)),
         ("damage", 2, range(150)),
         ("engine_batches", 1, range(12)),

@@ -1,4 +1,4 @@
-"""What a service refuses of those who write: each with a status of its own, and nothing changed."""
+"""Writes that a service refuses: each has a status of its own, and changes nothing."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ REFUSED = {
     "too large to keep": (
         addition(document([1] * (MAX_TOKENS + 1))),
         "DOCUMENT",
-        "document 0 is 4001 tokens",
+        "document 0 has 4001 tokens",
     ),
     "too large a message": (
         addition(document([1] * 1_100_000)),

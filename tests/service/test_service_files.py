@@ -32,7 +32,7 @@ from rest_store.errors import (
     UnknownDatastoreError,
 )
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.upstream import Changes
+from rest_store.live.records import Changes
 from rest_store.service.client import service_files, service_upstream
 from rest_store.service.client.service_files import ServiceFiles, fetched
 from rest_store.service.client.service_upstream import ServiceUpstream

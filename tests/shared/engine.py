@@ -71,7 +71,7 @@ def drafter_with(clock: Clock | None = None, **settings: Any) -> RequestDrafter:
     sources = EngineSources(
         read, tokenizer, name="m", vocabulary_size=VOCABULARY, where="settings", log=log
     )
-    metrics = EngineMetrics(sources.labels, log)
+    metrics = EngineMetrics(sources.names, log)
     return RequestDrafter(sources, metrics, vocabulary_size=VOCABULARY, clock=clock or Clock())
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from rest_store.drafting.draft_options import TopK
+from rest_store.engines.grammars import Grammars
 from rest_store.engines.likely_tokens import likely_tokens
 from rest_store.engines.request import (
     NO_TREE,
@@ -20,6 +21,7 @@ from rest_store.engines.request import (
     parse_extra_arguments,
 )
 from rest_store.engines.request_drafter import RequestDrafter
+from rest_store.engines.sglang.request_grammar import grammar_of
 from rest_store.engines.sglang.verify_arrays import verify_arrays
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class BatchDrafts:
         self._drafter = drafter
         self._nodes = nodes
         self._shape = shape
+        self._grammars = Grammars(drafter.metrics.count_error)
         self._requests: dict[str, Req] = {}  # requests that have begun
         self._sizes: dict[str, int] = {}  # of the drafts of the latest step
         self._indices: dict[str, int] = {}  # of requests in `_likely`
@@ -115,6 +118,7 @@ class BatchDrafts:
                 len(prompt),
                 max_tokens=sampling.max_new_tokens,
                 ends=frozenset(ends).union(sampling.stop_token_ids or ()),
+                grammar=grammar_of(request, self._grammars),
                 **parse_extra_arguments(
                     sampling.custom_params, partial(self._drafter.metrics.count_error, "references")
                 ),

@@ -13,6 +13,7 @@ from rest_store.seam import Part, assigned_in, differences, read_in
 _ALGORITHM = "sglang.srt.speculative.spec_registry:CustomSpecAlgo"
 _ARGUMENTS = "sglang.srt.server_args:ServerArgs"
 _BATCH = "sglang.srt.managers.schedule_batch"
+_CONSTRAINED = "sglang.srt.constrained"
 _CONTEXT = "sglang.srt.runtime_context"
 _SAMPLING = "sglang.srt.sampling.sampling_params:SamplingParams"
 _WORKER = "sglang.srt.speculative.ngram_worker:NGRAMWorker"
@@ -131,6 +132,8 @@ PARTS = (
     Part(f"{_BATCH}:Req.decode_batch_idx"),
     Part(f"{_BATCH}:Req.eos_token_ids"),
     Part(f"{_BATCH}:Req.finished_len"),
+    Part(f"{_BATCH}:Req.grammar"),
+    Part(f"{_BATCH}:Req.grammar_key"),
     Part(f"{_BATCH}:Req.origin_input_ids"),
     Part(f"{_BATCH}:Req.origin_input_ids_unpadded"),
     Part(f"{_BATCH}:Req.output_ids"),
@@ -144,6 +147,10 @@ PARTS = (
     Part(f"{_SAMPLING}.presence_penalty"),
     Part(f"{_SAMPLING}.repetition_penalty"),
     Part(f"{_SAMPLING}.stop_token_ids"),
+    # What a request's grammar was made of.
+    Part(f"{_CONSTRAINED}.xgrammar_backend:XGrammarGrammar.ctx"),
+    Part(f"{_CONSTRAINED}.llguidance_backend:GuidanceGrammar.llguidance_tokenizer"),
+    Part(f"{_CONSTRAINED}.llguidance_backend:GuidanceGrammar.serialized_grammar"),
     # The process: its arguments as they were resolved, and the ranks that share each layer.
     *(
         Part(f"{_CONTEXT}:get_{name}", (), is_whole=True)

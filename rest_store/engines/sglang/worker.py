@@ -150,7 +150,7 @@ def _batch_drafts(target: TpModelWorker, nodes: int, shape: str) -> BatchDrafts:
         "engine": str(get_parallel().dp_rank or 0),
         "model_name": str(get_serving().served_model_name),
     }
-    metrics = EngineMetrics(sources.labels, _log, labels=labels)
+    metrics = EngineMetrics(sources.names, _log, labels=labels)
     drafter = RequestDrafter(sources, metrics, vocabulary_size=size)
     atexit.register(drafter.close)
     _log.info(

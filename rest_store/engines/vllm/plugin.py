@@ -26,6 +26,7 @@ from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import NewRequest, parse_extra_arguments
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sources import EngineSources
+from rest_store.engines.vllm.request_grammar import RequestGrammars
 from rest_store.engines.vllm.seam import CREATE, INIT, PARTS, PROPOSE
 from rest_store.engines.vllm.settings import WHERE, VllmSettings, settings_of, unused_because
 from rest_store.engines.vllm.speculator import Speculator
@@ -175,7 +176,12 @@ def _begin(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
             if new.sampling_params is not None and not (
                 judges and new.sampling_params.temperature > 0
             ):
-                ours.begin(_request(new, partial(ours.drafter.metrics.count_error, "references")))
+                request = _request(new, partial(ours.drafter.metrics.count_error, "references"))
+                if ours.grammars is not None:
+                    # Of the table for grammars alone: where vLLM differs, there are none.
+                    params = getattr(new.sampling_params, "structured_outputs", None)
+                    request = request._replace(grammar=ours.grammars.of(params))
+                ours.begin(request)
         except Exception as error:
             ours.drafter.metrics.count_error("requests", error)
 
@@ -262,7 +268,7 @@ def _speculator(
     )
     labels = {"engine": str(vllm_config.parallel_config.data_parallel_index)}
     labels["model_name"] = str(model.served_model_name)
-    metrics = EngineMetrics(sources.labels, log, float(envs.VLLM_LOG_STATS_INTERVAL), labels)
+    metrics = EngineMetrics(sources.names, log, float(envs.VLLM_LOG_STATS_INTERVAL), labels)
     drafter = RequestDrafter(sources, metrics, vocabulary_size=vocabulary_size)
     end = weakref.finalize(speculator, drafter.close)
     atexit.register(end)  # last registered, first called: before live datastores are closed
@@ -280,4 +286,5 @@ def _speculator(
         max_length=int(model.max_model_len),
         lag=lag,
         head=head,
+        grammars=RequestGrammars(vllm_config, tokenizer, vocabulary_size, metrics.count_error),
     )

@@ -9,6 +9,7 @@ from rest_store.seam import Part
 
 _CONFIG = "vllm.config"
 _GPU = "vllm.v1.worker.gpu"
+_OUTPUT = "vllm.v1.structured_output"
 _SCHEDULE = "vllm.v1.core.sched.output"
 
 # Wrapped as soon as vLLM loads its plug-ins: in each process, and where configurations are made.
@@ -110,4 +111,31 @@ PARTS = (
     Part("vllm.distributed.parallel_state:GroupCoordinator.rank_in_group"),
     Part("vllm.distributed.parallel_state:GroupCoordinator.world_size"),
     Part("vllm.distributed.parallel_state:GroupCoordinator.broadcast", ("self", "input_", "src")),
+)
+
+# For the grammars of requests alone: where these differ, requests are drafted for without them.
+GRAMMAR_PARTS = (
+    Part(f"{_CONFIG}:VllmConfig.structured_outputs_config"),
+    Part(f"{_CONFIG}:StructuredOutputsConfig.enable_in_reasoning"),
+    Part(f"{_CONFIG}:StructuredOutputsConfig.reasoning_parser"),
+    Part("vllm.sampling_params:SamplingParams.structured_outputs"),
+    Part("vllm.sampling_params:StructuredOutputsParams._backend"),
+    Part(f"{_OUTPUT}.request:get_structured_output_key", ("params",), is_whole=True),
+    *(
+        Part(place, ("vllm_config", "tokenizer", "vocab_size"), is_whole=True)
+        for place in (
+            f"{_OUTPUT}.backend_xgrammar:XgrammarBackend",
+            f"{_OUTPUT}.backend_guidance:GuidanceBackend",
+        )
+    ),
+    *(
+        Part(f"{place}.compile_grammar", ("self", "request_type", "grammar_spec"))
+        for place in (
+            f"{_OUTPUT}.backend_xgrammar:XgrammarBackend",
+            f"{_OUTPUT}.backend_guidance:GuidanceBackend",
+        )
+    ),
+    Part(f"{_OUTPUT}.backend_xgrammar:XgrammarGrammar.ctx"),
+    Part(f"{_OUTPUT}.backend_guidance:GuidanceBackend.ll_tokenizer"),
+    Part(f"{_OUTPUT}.backend_guidance:GuidanceBackend.serialized_grammar"),
 )

@@ -13,6 +13,7 @@ from rest_store.engines.request import NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.vllm.device_drafts import drafts_on_device
 from rest_store.engines.vllm.request import VllmRequest
+from rest_store.engines.vllm.request_grammar import RequestGrammars
 from rest_store.engines.vllm.steps import Step, Written
 from rest_store.engines.vllm.target_logits import TargetLogits
 
@@ -32,6 +33,7 @@ class Speculator:
         lag: whether drafts are looked up a step ahead.
         head: the experience with vLLM's own speculator if that is a trained head; None: it is a
             lookup, and drafts from here are always better.
+        grammars: of requests; None: none is known.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Speculator:
         max_length: int,
         lag: bool,
         head: Head | None,
+        grammars: RequestGrammars | None = None,
     ) -> None:
         self.drafter = drafter
         self._states = states
@@ -50,6 +53,7 @@ class Speculator:
         self._max_length = max_length
         self._lag = max_nodes + 1 if lag else 0
         self._head = head
+        self.grammars = grammars
         self._logits: TargetLogits | None = None
         self._requests: dict[str, VllmRequest] = {}  # requests that may have drafts
         self._step: Step | None = None  # under way

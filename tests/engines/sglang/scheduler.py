@@ -40,6 +40,8 @@ class Req:
     eos_token_ids: set[int] = field(default_factory=lambda: {2})
     finished_len: int | None = None
     decode_batch_idx: int = 0  # steps since its text was read
+    grammar: Any = None
+    grammar_key: tuple[str, str] | None = None
 
 
 @dataclass

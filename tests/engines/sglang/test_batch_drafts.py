@@ -14,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.grammar import Grammar
+from rest_store.drafting.grammar_matchers import GrammarDefinition, Mask
 from rest_store.engines.request_drafter import RequestDrafter
+from rest_store.engines.sglang import request_grammar
 from rest_store.engines.sglang.batch_drafts import BatchDrafts
 from rest_store.engines.sglang.verify_arrays import verify_arrays
 from rest_store.live.live_datastore import LiveDatastore
@@ -294,3 +297,70 @@ def test_arrays_hold_the_trees(drafts: list[TokenTree]) -> None:
             assert (of_row[node, :node] == of_row[parents[node], :node]).all()
         expected = [row, *tree.tokens, *[0] * (NODES - 1 - size)]
         assert tokens.reshape(-1, NODES)[row].tolist() == expected
+
+
+class OneText:
+    """A matcher of one sequence of tokens."""
+
+    def __init__(self, tokens: list[int], place: int = 0) -> None:
+        self.tokens, self.place = tokens, place
+
+    def accept(self, token: int) -> bool:
+        if self.place >= len(self.tokens) or token != self.tokens[self.place]:
+            return False
+        self.place += 1
+        return True
+
+    def fork(self) -> OneText:
+        return OneText(self.tokens, self.place)
+
+    def mask(self) -> Mask | None:
+        if self.place == len(self.tokens):
+            return None
+        mask = np.zeros(VOCABULARY // 32 + 1, np.uint32)
+        token = self.tokens[self.place]
+        mask[token // 32] = 1 << token % 32
+        return mask.view(np.int32)
+
+
+class KnownGrammar:
+    """SGLang's object for a request's grammar, of a class that has a maker."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+
+def grammar_of_known(asked: KnownGrammar) -> Grammar:
+    text = [b"%d" % token for token in range(VOCABULARY)]
+    return Grammar(GrammarDefinition(lambda: OneText(asked.tokens), text))
+
+
+def broken(asked: KnownGrammar) -> Grammar:
+    raise ValueError("not this one")
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("maker", [grammar_of_known, broken, None])
+def test_the_grammar_of_a_request_is_asked(
+    drafter: RequestDrafter, maker: Any, is_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was put off begins anew in the middle of its output, and so does its grammar."""
+    makers = {} if maker is None else {"KnownGrammar": maker}
+    monkeypatch.setattr(request_grammar, "_MAKERS", makers)
+    engine = scheduler(drafter, is_ahead=is_ahead)
+    unknown = [request(rid, [190, 191], 40) for rid in ("first", "second")]
+    for one in unknown:
+        one.grammar, one.grammar_key = KnownGrammar(expected(one)), ("known", "text")
+    engine.prefill(unknown[0])
+    engine.run(lambda: engine.retract(unknown[0]), lambda: engine.prefill(unknown[0]))
+    steps = engine.steps
+    engine.prefill(unknown[1])
+    engine.run()
+    assert [written(one) for one in unknown] == [expected(one) for one in unknown]
+    assert errors(drafter) == ({"grammar": 1} if maker is broken else {})
+    if maker is grammar_of_known:
+        assert steps <= 9
+        assert counted(drafter, "source_accepted_tokens", "grammar") > 0
+    else:
+        assert steps > 9
+        assert counted(drafter, "source_draft_tokens", "grammar") == 0

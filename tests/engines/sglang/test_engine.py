@@ -29,8 +29,18 @@ from tests.shared.tiny import text_tokenizer
 pytestmark = IN_SGLANG
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 SCHEMA = json.dumps(
-    {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    {
+        "type": "object",
+        "properties": {
+            "is_the_first_of_them": {"type": "boolean"},
+            "preferred_color": {"enum": ["vermilion", "aquamarine"]},
+        },
+        "required": ["is_the_first_of_them", "preferred_color"],
+        "additionalProperties": False,
+    }
 )
+
+REGEX = r"\{is_the_first_of_them: (true|false), preferred_color: (vermilion|aquamarine)\}"
 
 
 def output(answer: dict[str, Any]) -> list[int]:
@@ -55,9 +65,13 @@ def rounds(model: Path) -> list[list[dict[str, Any]]]:
     ended = {**together[0], "sampling_params": {**GREEDY, "max_new_tokens": 90}}
     grammar = {
         **together[3],
-        "sampling_params": {"temperature": 0.0, "max_new_tokens": 24, "json_schema": SCHEMA},
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 90, "json_schema": SCHEMA},
     }
-    return [together, [ended], [grammar]]
+    regex = {
+        **together[4],
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 90, "regex": REGEX},
+    }
+    return [together, [ended], [grammar, regex]]
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +134,15 @@ def test_right_branches_are_accepted_after_wrong_ones_and_requests_were_put_off(
     log = (drafted[1] / "run" / "log").read_text()
     assert "retract" in log.lower()
     assert "rest-store: no drafts" not in log
+
+
+def test_forced_text_is_drafted(plain: Any, drafted: Any) -> None:
+    """Plain SGLang takes a pass for each token of it; the request's own grammar knows it."""
+    answer = drafted[0][2][1]
+    assert re.fullmatch(REGEX, answer["text"])
+    facts = answer["meta_info"]
+    assert facts["completion_tokens"] > 3 * facts["spec_verify_ct"]
+    assert facts["completion_tokens"] == plain[2][1]["meta_info"]["completion_tokens"]
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="each rank has a core")

@@ -61,6 +61,7 @@ def engine(
     head: Path | None = None,
     blocks: int = PLENTIFUL,
     ranks: int = 1,
+    backend: str = "auto",
 ) -> Iterator[Any]:
     """An `LLM`, shut down in the end.
 
@@ -70,6 +71,7 @@ def engine(
         head: directory of a trained head; None: without settings, nothing is drafted at all.
         blocks: of the cache.
         ranks: workers that share each layer, in processes of their own if there are several.
+        backend: of structured output.
     """
     from vllm import LLM
 
@@ -86,6 +88,7 @@ def engine(
         str(model),
         num_gpu_blocks_override=blocks,
         tensor_parallel_size=ranks,
+        structured_outputs_config={"backend": backend},
         disable_log_stats=not drafted,
         **drafted,
         **_SETTINGS,

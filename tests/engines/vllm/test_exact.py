@@ -4,6 +4,7 @@ drafted, and whatever happens to a row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.engines.vllm.engine import (
     Request,
     answers,
     counted,
+    drafter_of,
     engine,
 )
 
@@ -87,3 +89,35 @@ def test_structured_output(drafted: Any, plain: Any, requests: list[Request]) ->
     written = answers(drafted, asked())
     assert written == answers(plain, asked())
     assert plain.get_tokenizer().decode(written[1]).startswith("return ")
+
+
+FORM = r"\{is_the_first_of_them: (true|false), color: (vermilion|aquamarine)\}"
+
+
+def formed(requests: list[Request]) -> list[Request]:
+    """A request whose text has a form; an engine changes it."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    settings = {"max_tokens": 80, "structured_outputs": StructuredOutputsParams(regex=FORM)}
+    return [Request(requests[0].prompt, {**GREEDY, **settings})]
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+def test_forced_text_is_drafted(
+    model: Path, datastore: Path, requests: list[Request], backend: str
+) -> None:
+    """In fewer steps than tokens, with the library that masks the logits.
+
+    The last test of this module: the end of an engine ends what all in a process share.
+    """
+    with engine(model, backend=backend) as llm:
+        [form] = answers(llm, formed(requests))
+        words = llm.get_tokenizer().decode(form, skip_special_tokens=True)
+    assert re.fullmatch(FORM, words)
+    with engine(model, {"datastores": [str(datastore)]}, backend=backend) as llm:
+        before = counted(llm, "spec_decode_num_accepted_tokens")
+        assert answers(llm, formed(requests)) == [form]
+        assert counted(llm, "spec_decode_num_accepted_tokens") - before > 0.6 * len(form)
+        totals = drafter_of(llm).metrics.totals()
+        assert totals["source_accepted_tokens", "grammar"] > 10
+        assert {label: n for (name, label), n in totals.items() if name == "errors" and n} == {}
