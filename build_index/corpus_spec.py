@@ -109,7 +109,7 @@ def corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--keep-secrets",
             is_flag=True,
-            help="Keep lines of transcripts that look like keys and tokens.",
+            help="Keep lines that look like keys and tokens.",
         ),
         click.option(
             "--max-documents",

@@ -56,6 +56,7 @@ class _Group(Group):
         "calibrate": "rest_store.bench.calibrate:calibrate",
         "generate": "rest_store.generation.command:generate",
         "live": "rest_store.live.command:live",
+        "remember": "rest_store.agents.command:remember",
         "try": "rest_store.bench.trial:try_",
     }
 

@@ -28,6 +28,7 @@ LAYERS = {
     "rest_store.datastore": {"loading"},
     "build_index": {"datastore", "loading"},
     "rest_store.live": {"datastore", "loading", "build_index"},
+    "rest_store.agents": {"datastore", "loading", "live", "build_index"},
     "rest_store.drafting": {"datastore", "loading"},
     "rest_store.service": {"datastore", "loading", "live", "drafting", "v1", "command_options"},
     "rest_store.generation": {

@@ -166,6 +166,47 @@ class LocalCorpus:
             status = path.stat()
         yield CorpusFile(self.top, path.name, status.st_size, str(status.st_mtime_ns))
 
+    def below(self, relative: str, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
+        """Yield those of `files` that one path is, or that are below it; none if it is absent.
+
+        Args:
+            relative: from the top, with forward slashes; "": the top itself.
+            globs: as in `files`.
+            counts: likewise.
+
+        Raises:
+            CorpusError: a directory or the metadata of a file cannot be read.
+        """
+        if not self.is_directory or not relative:
+            yield from self.files(globs, counts)
+            return
+        rules = rules_above(self.top) if self.gitignore else None
+        *above, name = relative.split("/")
+        directory, prefix = self.top, ""
+        for part in (*above, None):
+            try:
+                names = set(os.listdir(directory))  # noqa: PTH208 - names alone
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            if _datastore_kind(Path(directory), names) or names >= _BARE_REPOSITORY:
+                return
+            rules = None if rules is None else rules.inside(directory, names)
+            if part is None:
+                break
+            path = f"{directory}/{part}"
+            is_link = Path(path).is_symlink()
+            is_left_out = globs.excludes(prefix + part) or is_staging(Path(path))
+            if is_link or is_left_out or (rules and rules.ignores(path, is_directory=True)):
+                return
+            directory, prefix = path, f"{prefix}{part}/"
+        if name not in names:
+            return
+        with read_errors(f"{self.top}/{relative}"), os.scandir(directory) as scan:
+            entries = [entry for entry in scan if entry.name == name]
+        folder = DatasetFolder.detect(names, lambda name, size: _head(Path(directory, name), size))
+        for entry in entries:
+            yield from self._entry(entry, prefix, directory, globs, rules, folder, counts)
+
     def _walk(
         self,
         directory: str,
@@ -193,31 +234,40 @@ class LocalCorpus:
             return
         rules = None if rules is None else rules.inside(directory, names)
         folder = DatasetFolder.detect(names, lambda name, size: _head(Path(directory, name), size))
-        row_files: tuple[str, ...] = ()
-        if folder is not None:
-            row_files = tuple(f"{directory}/{name}" for name in folder.row_files)
-            for name in folder.missing:
-                problem = "absent, though the metadata of the data set names it"
-                counts.skip_file(DAMAGED, f"{where}/{name}: {problem}", 0)
+        for name in folder.missing if folder is not None else ():
+            problem = "absent, though the metadata of the data set names it"
+            counts.skip_file(DAMAGED, f"{where}/{name}: {problem}", 0)
         for entry in entries:
-            relative = prefix + os.fsencode(entry.name).decode("utf-8", "replace")
-            if globs.excludes(relative):
-                continue
-            is_directory = entry.is_dir(follow_symlinks=False)
-            if rules is not None and rules.ignores(entry.path, is_directory=is_directory):
-                if is_directory:
-                    counts.leave_out(IGNORED, f"{self.top}/{relative}/")
-                else:
-                    counts.leave_out(IGNORED, f"{self.top}/{relative}", _size(entry))
-            elif is_directory:
-                is_metadata = folder is not None and entry.name in folder.metadata
-                if not is_metadata and not is_staging(Path(entry.path)):
-                    yield from self._walk(entry.path, f"{relative}/", globs, rules, counts)
-            elif globs.includes(relative, counts):
-                path = f"{self.top}/{relative}"
-                for file in self._file(entry, relative, counts):
-                    if folder is None or folder.takes(entry.name, file.size, path, counts):
-                        yield replace(file, row_files=row_files)
+            yield from self._entry(entry, prefix, directory, globs, rules, folder, counts)
+
+    def _entry(
+        self,
+        entry: os.DirEntry[str],
+        prefix: str,
+        directory: str,
+        globs: Globs,
+        rules: IgnoreRules | None,
+        folder: DatasetFolder | None,
+        counts: CorpusCounts,
+    ) -> Iterator[CorpusFile]:
+        """Yield the file that an entry of a directory is, or those below it."""
+        relative = prefix + os.fsencode(entry.name).decode("utf-8", "replace")
+        where = f"{self.top}/{relative}"
+        if globs.excludes(relative):
+            return
+        is_directory = entry.is_dir(follow_symlinks=False)
+        if rules is not None and rules.ignores(entry.path, is_directory=is_directory):
+            size = 0 if is_directory else _size(entry)
+            counts.leave_out(IGNORED, f"{where}/" if is_directory else where, size)
+        elif is_directory:
+            is_metadata = folder is not None and entry.name in folder.metadata
+            if not is_staging(Path(entry.path)) and not is_metadata:
+                yield from self._walk(entry.path, f"{relative}/", globs, rules, counts)
+        elif globs.includes(relative, counts):
+            for file in self._file(entry, relative, counts):
+                if folder is None or folder.takes(entry.name, file.size, where, counts):
+                    names = folder.row_files if folder is not None else ()
+                    yield replace(file, row_files=tuple(f"{directory}/{name}" for name in names))
 
     def _file(
         self, entry: os.DirEntry[str], relative: str, counts: CorpusCounts

@@ -125,11 +125,13 @@ class Datastore(Store):
             NativeKernelError: the kernel was not compiled.
         """
         if locations.is_remote(path):
-            kept = locations.default_cache() if cache is None else locations.local_directory(cache)
+            copies = locations.default_cache()
+            if cache is not None:
+                copies = locations.local_directory(cache)
             # Loads gRPC, which datastores on this machine do not need.
             from rest_store.service.client.service_files import fetched
 
-            directory = fetched(str(path), kept, token=token, tls=tls)
+            directory = fetched(str(path), copies, token=token, tls=tls)
         else:
             directory = locations.local_directory(path)
         if isinstance(partition, str):

@@ -38,8 +38,8 @@ def local_directory(path: str | Path) -> Path:
             return Path(path)
     except UnicodeEncodeError:  # a lone surrogate
         pass
-    found, expected = ascii(os.fspath(path)), "one without NUL and lone surrogates"
-    raise DatastoreNotFoundError(describe("datastore", "path", found, expected))
+    expected = "one without NUL and lone surrogates"
+    raise DatastoreNotFoundError(describe("datastore", "path", ascii(os.fspath(path)), expected))
 
 
 def default_cache() -> Path:

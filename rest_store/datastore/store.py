@@ -98,7 +98,7 @@ class Store(ABC):
 
     @property
     def kernel(self) -> NativeKernel:
-        """What answers the queries."""
+        """The kernel that answers queries."""
         return self.snapshot.kernel
 
     @property

@@ -45,7 +45,7 @@ class TokenTree:
     Attributes:
         packed: counts int64[N], tokens int32[N], parents int32[N] and depths int32[N], one after
             the other.
-        match: as given.
+        match: the suffix match.
 
     Raises:
         ArgumentError: not 1-D numbers, arrays of unequal length, a parent that does not come before
@@ -116,7 +116,8 @@ class TokenTree:
         tree = cls.__new__(cls)
         tree.packed = packed
         tree.match = SuffixMatch(*match)
-        tree._scores, tree._origins = scores, origins
+        tree._scores = scores
+        tree._origins = origins
         return tree
 
     def __len__(self) -> int:
@@ -164,8 +165,9 @@ class TokenTree:
 
     def mask(self) -> npt.NDArray[np.bool_]:
         """Return the tree attention mask, bool[N, N]: each row sees itself and its ancestors."""
-        size, parents, depths = len(self), self.parents, self.depths
-        mask = np.eye(size, dtype=np.bool_)
+        parents = self.parents
+        depths = self.depths
+        mask = np.eye(len(self), dtype=np.bool_)
         for depth in range(2, int(depths.max(initial=0)) + 1):
             level = np.flatnonzero(depths == depth)
             mask[level] |= mask[parents[level]]

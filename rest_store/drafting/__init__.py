@@ -1,3 +1,1 @@
-"""The drafting side of one generation: a session, its sources, and
-the calibration that scores candidates.
-"""
+"""The drafting side of one generation: a session, its sources, and its calibration."""

@@ -1,6 +1,4 @@
-"""Calibrations: gradient-boosted trees and online weights that turn
-evidence into acceptance probabilities.
-"""
+"""Calibrations: from evidence to acceptance probabilities, by boosted trees and online weights."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ _VERSION = 1  # of files, and of the features that the trees read
 
 
 class Calibration:
-    """Gradient-boosted trees over the features of a candidate, and a
-    few weights that go on learning while in use.
+    """Gradient-boosted trees over the features of a candidate, and weights that learn online.
 
     Sessions that share a calibration learn together. Thread-safe.
 
@@ -45,7 +42,7 @@ class Calibration:
             the sources; empty: there are none, and a live datastore counts as any other.
 
     Raises:
-        DataFileError: `gbdt` or `live_gbdt` is not what `fit` returns, or a number is not finite.
+        DataFileError: `gbdt` or `live_gbdt` has another format, or a number is not finite.
         NativeKernelError: the kernel was not compiled.
     """
 
@@ -87,7 +84,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
-        """Read a calibration that `save` wrote, including what it had learnt online.
+        """Read a calibration that `save` wrote, with its online weights.
 
         Raises:
             DataFileError: the file cannot be read, is damaged, or was written by another release.
@@ -104,7 +101,7 @@ class Calibration:
         return Calibration, (self.native.gbdt, self.weights, self.provenance, self.native.live_gbdt)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write this calibration with what it has learnt.
+        """Write this calibration with its online weights.
 
         `path` holds the old file or the whole new one.
 
@@ -138,7 +135,7 @@ class Calibration:
 
     @property
     def weights(self) -> list[float]:
-        """What was learnt online: five numbers of at most 1, zeros at first."""
+        """The online weights: five numbers of at most 1, zeros at first."""
         return [float(weight) for weight in self.native.weights]
 
     @classmethod
@@ -166,9 +163,8 @@ class Calibration:
             provenance: kept with the calibration.
 
         Raises:
-            DataFileError: the arrays do not belong together (`ends` that do not ascend, several
-                right rows of one position, features that are not finite), or an option is out of
-                range.
+            DataFileError: the arrays do not fit together (`ends` that do not ascend, several right
+                rows of one position, features that are not finite), or an option is out of range.
         """
         kernel = native_kernel()
         try:
@@ -200,15 +196,16 @@ class Calibration:
 
 @functools.cache
 def _default() -> Calibration:
-    """Return the package's calibration, which is not to be changed."""
+    """Return the package's calibration; callers must not change it."""
     content = resources.files(__package__).joinpath("default.calibration").read_bytes()
     return Calibration(*_arguments(content, "default"))
 
 
 def _arguments(content: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any], bytes]:
-    """Return what a file holds as `Calibration` takes it.
+    """Return the arguments of `Calibration` that a file holds.
 
-    Raise DataFileError if that is malformed.
+    Raises:
+        DataFileError: the file is malformed.
     """
     if not content.startswith(_FIRST_LINE):
         raise DataFileError(describe(where, "content", "something else", "a calibration"))
@@ -237,5 +234,5 @@ def _arguments(content: bytes, where: object) -> tuple[bytes, list[float], dict[
 
 
 def _fault(error: Exception, otherwise: str) -> str:
-    """Return the kernel's own words, but not those of its binding about types."""
+    """Return the kernel's own message; `otherwise` for an error about types by its binding."""
     return str(error) if isinstance(error, ValueError) and str(error) else otherwise

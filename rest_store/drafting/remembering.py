@@ -1,8 +1,7 @@
-"""Outputs are added to a live datastore beside generation: a
-bounded queue and a daemon thread for each target.
+"""Adds outputs to live datastores beside generation: a queue and a daemon thread for each target.
 
-Remembering is an optimisation, as drafting is: what a target raises, and what it is too slow for,
-is counted and left out. A thread lives as long as its queue holds something.
+Remembering is an optimisation, as drafting is. Outputs are left out, and counted, if a target
+raises an error or is too slow. A thread lives as long as its bounded queue holds something.
 """
 
 from __future__ import annotations
@@ -31,18 +30,17 @@ from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.sources import kind_of
 from rest_store.errors import DraftingWarning, SourceError, describe, error_text
 
-_MAX_TOKENS = 1 << 20  # that wait for one target: 4 MB
+_MAX_TOKENS = 1 << 20  # tokens that wait for one target: 4 MB
 _MAX_EARLIER = 32  # documents of a group that are read
-_GRACE_SECONDS = 2.0  # for what is queued when the interpreter exits, or a target is closed
+_GRACE_SECONDS = 2.0  # for queued outputs when the interpreter exits, or a target is closed
 _MAX_REASON_LENGTH = 200
 
 
 class RememberTarget(Protocol):
-    """What outputs are added to: a `LiveDatastore` opened for
-    writing, a `DatastoreClient`, or your own.
+    """A target for outputs: a `LiveDatastore` for writing, a `DatastoreClient`, or your own.
 
-    One thread calls it. If it has a method `before_close`, that is called with a function that
-    takes the target and writes what is queued for it; `close` should call that function first.
+    One thread calls it. If it has a method `before_close`, this is called with a function that
+    takes the target and writes its queued outputs; `close` should call that function first.
     """
 
     def add(self, documents: Sequence[Any], ids: Sequence[str] | None = None) -> object:
@@ -51,21 +49,21 @@ class RememberTarget(Protocol):
         Documents of a group or an epoch come with `group` and `epoch`, as `LiveDatastore.add` takes
         them.
 
-        What this returns may have an attribute `duplicates`: the ids that were there already.
+        The result may have an attribute `duplicates`: the ids that were there already.
         """
 
 
 @dataclass
 class RememberCounts:
-    """What became of the outputs of one generation; goes on changing after its end.
+    """Counts of the outputs of one generation; they go on changing after its end.
 
     Attributes:
-        ids: of the documents handed over, one for each row that is long enough; `delete` of the
-            target takes them.
+        ids: of the documents, one for each row that is long enough; `delete` of the target takes
+            them.
         added: documents added so far.
         duplicates: ids of documents that were there already, from an output that was the same.
         dropped: documents left out, because the queue was full or the target failed.
-        error: why documents were left out, as text; empty if none were.
+        error: the reason why documents were left out; empty if none were.
     """
 
     ids: list[str] = field(default_factory=list)
@@ -93,9 +91,9 @@ class RememberCounts:
 
 
 class _Queue(threading.Thread):
-    """What waits for one datastore, and the thread that adds it.
+    """The outputs that wait for one datastore, and the thread that adds them.
 
-    All but `run` is called under `_lock`.
+    All methods but `run` are called under `_lock`.
     """
 
     def __init__(self, owner: object) -> None:
@@ -139,12 +137,11 @@ _flushes_in = 0  # the process of `multiprocessing` that flushes when it ends
 
 
 def require_target(target: object) -> None:
-    """Raise SourceError unless `target` is None, or an
-    object with a method `add` that may write.
-    """
+    """Raise SourceError unless `target` is None or has a method `add` that may write."""
     if target is None:
         return
-    add, fault = getattr(target, "add", None), ""
+    add = getattr(target, "add", None)
+    fault = ""
     if isinstance(target, type) or not callable(add) or inspect.isbuiltin(add):  # as that of a set
         fault = kind_of(target)
     elif inspect.iscoroutinefunction(add):
@@ -168,7 +165,8 @@ def add_to(target: Any, documents: Sequence[OutputDocument]) -> list[str]:
     for (group, epoch), some in groupby(
         documents, key=lambda document: (document.group, document.epoch)
     ):
-        alike, labels = list(some), {"group": group, "epoch": epoch} if group or epoch else {}
+        alike = list(some)
+        labels = {"group": group, "epoch": epoch} if group or epoch else {}
         added = target.add(
             [document.tokens for document in alike],
             ids=[document.id for document in alike],
@@ -179,12 +177,12 @@ def add_to(target: Any, documents: Sequence[OutputDocument]) -> list[str]:
 
 
 def earlier(
-    target: object, group: str, failed: Callable[[Exception], object]
+    target: object, group: str, report: Callable[[Exception], object]
 ) -> list[npt.NDArray[np.int32]]:
     """Return the latest documents of a group as references of a session, the last one last.
 
-    There are none if `target` does not list its documents, or cannot now: `failed` is then called
-    with what it raised.
+    There are none if `target` cannot list its documents. If it raises an error, `report` is called
+    with it.
     """
     documents = getattr(target, "documents", None)
     if not group or not callable(documents):
@@ -194,7 +192,7 @@ def earlier(
             [document.tokens for document in documents(group=group, latest=_MAX_EARLIER)]
         )
     except Exception as error:
-        failed(error)
+        report(error)
         return []
 
 
@@ -204,9 +202,9 @@ def remember(
     """Queue the documents of one generation for `target`; returns at once and raises nothing.
 
     Args:
-        target: what to add them to.
+        target: gets the documents.
         documents: the documents, perhaps none.
-        counts: told what becomes of them.
+        counts: of these documents.
     """
     if not documents:
         return
@@ -231,11 +229,11 @@ def remember(
 
 
 def flush(target: object, seconds: float | None = _GRACE_SECONDS) -> bool:
-    """Wait until what is queued for `target` is written.
+    """Wait until the queued outputs of `target` are written.
 
     Args:
-        target: what outputs are added to; None: all targets.
-        seconds: wait no longer; None: as long as it takes.
+        target: the target; None: all targets.
+        seconds: the longest wait; None: as long as it takes.
 
     Returns:
         Whether nothing is left.
@@ -264,9 +262,7 @@ def _size(documents: Sequence[OutputDocument]) -> int:
 
 
 def _flush_at_the_end_of_a_worker() -> None:
-    """Have outputs written before a process of `multiprocessing` ends: a
-    forked one runs no `atexit` functions.
-    """
+    """Write outputs before a process of `multiprocessing` ends: a forked one skips `atexit`."""
     global _flushes_in
     if multiprocessing.parent_process() is not None and _flushes_in != os.getpid():
         _flushes_in = os.getpid()
@@ -274,7 +270,7 @@ def _flush_at_the_end_of_a_worker() -> None:
 
 
 def _forget_all() -> None:
-    """Begin anew in a forked process: what was queued, its parent writes."""
+    """Begin anew in a forked process: its parent writes the queued outputs."""
     global _lock
     _lock = threading.RLock()
     _queues.clear()

@@ -1,4 +1,4 @@
-"""The most likely tokens of logits in main memory."""
+"""The most likely tokens of logits that are in RAM."""
 
 from __future__ import annotations
 

@@ -1,3 +1,1 @@
-"""Drafting inside serving engines: one package for each engine, and
-beside them what knows nothing of any.
-"""
+"""Drafting inside serving engines: a package for each engine, and the modules that they share."""

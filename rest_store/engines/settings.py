@@ -1,4 +1,4 @@
-"""What a user sets for drafts inside a serving engine, checked when the engine starts."""
+"""The settings of drafts inside a serving engine, checked when the engine starts."""
 
 from __future__ import annotations
 
@@ -40,15 +40,13 @@ class EngineSettings:
     """The settings of a drafter inside a serving engine.
 
     Attributes:
-        datastores: what to draft from: directories, frozen or live, and locations of datastores
-            elsewhere, such as `host:50051/code` or `s3://bucket/code`.
-        remember: a live datastore that finished requests are added to, and that is drafted from
-            too: a directory, new or as it is, or the location of one that a service has; None:
-            nothing is remembered.
-        namespace: of `remember`, whose documents alone are drafted from, and which outputs are
-            added to.
-        drafting: "local": datastores from elsewhere are copied, and the copies of live ones kept up
-            to date; "remote": each step asks their services for drafts.
+        datastores: the datastores to draft from: directories, frozen or live, and locations of
+            datastores elsewhere, such as `host:50051/code` or `s3://bucket/code`.
+        remember: a live datastore that outputs are added to, and that is drafted from, too: a new
+            or existing directory, or the location of one in a service; None: nothing is remembered.
+        namespace: of `remember`: outputs are added to it, and only its documents are drafted from.
+        drafting: "local": datastores from elsewhere are copied, and the copies of live ones follow
+            them; "remote": each step asks their services for drafts.
         cache: directory for the copies; None: `~/.cache/rest-store`.
         source_timeout: seconds that a step waits for services, for the whole batch together.
         token_file: file with a bearer token for services; None: the environment variable
@@ -58,7 +56,7 @@ class EngineSettings:
         tls_cert: PEM file of a client certificate.
         tls_key: PEM file of its key.
         tls_server_name: name in the services' certificates, if not the host.
-        kinds: of settings that are not texts: what they may be, in code and in words.
+        kinds: a check and an expected value, in words, of each setting that is not a text.
     """
 
     kinds: ClassVar[dict[str, tuple[Callable[[object], bool], str]]] = {
@@ -90,7 +88,7 @@ class EngineSettings:
             where: its key in the configuration, for messages.
 
         Raises:
-            ArgumentError: not an object, an unknown key, or a value of the wrong type; the message
+            ArgumentError: not an object, an unknown key, or a value of the wrong type. The message
                 is one line.
         """
         if not isinstance(settings, Mapping):

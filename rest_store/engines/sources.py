@@ -1,4 +1,4 @@
-"""What the sessions of an engine draft from, opened once and shared by all of them."""
+"""The sources of an engine's sessions, opened once and shared by all of them."""
 
 from __future__ import annotations
 
@@ -34,22 +34,21 @@ _CLIENT_SECONDS = 0.1  # of a step, which waits for `source_timeout` at most
 
 
 class EngineSources:
-    """The sources of an engine's sessions, and the calibration that
-    they learn together. Thread-safe.
+    """The sources of an engine's sessions, and their shared calibration. Thread-safe.
 
     Args:
-        settings: what to open.
+        settings: name the datastores.
         tokenizer: the model's; None: unknown, so all sources must have the tokenizer of the first
             that has one.
-        name: of the model, for messages, and for what services learn of it.
+        name: of the model, for messages and for services.
         vocabulary_size: token ids of the model.
-        where: where the settings stand, for messages.
+        where: the place of the settings, for messages.
         log: gets a warning for each service that does not answer yet.
 
     Attributes:
-        labels: names of the sources in figures, by their index in a session.
-        here: bitmask of those in this process.
-        target: what finished requests are added to; None: nothing.
+        labels: names of the sources in metrics, by their index in a session.
+        here: origins of the sources in this process, as a bitmask.
+        target: a live datastore that outputs are added to; None: nothing is remembered.
 
     Raises:
         RestStoreError: of the subclass for the cause: something cannot be opened, or has another
@@ -100,9 +99,9 @@ class EngineSources:
     def _open(
         self, location: str, settings: EngineSettings, is_remembered: bool, log: logging.Logger
     ) -> Any:
-        """Open what is at `location`.
+        """Open the datastore at `location`, or a client of its service.
 
-        As a client of its service, if that is wanted or there is no copy yet.
+        A client is opened if the settings say so, or if there is no copy yet.
         """
         access = settings.access() if is_remote(location) else {}
         if settings.drafting == "local" or not is_remote(location):
@@ -123,13 +122,13 @@ class EngineSources:
             lambda line: log.warning("rest-store: %s", line),
             tokenizer=self._identity,
             namespace=settings.namespace if is_remembered else "",
-            # Or the client would wait for less.
+            # A client must not give up before the step does.
             timeout=max(_CLIENT_SECONDS, settings.source_timeout),
             **access,
         )
 
     def _require_same_tokenizers(self, vocabulary_size: int) -> None:
-        """Refuse datastores of different tokenizers, and tokens that the model does not have."""
+        """Refuse datastores of different tokenizers, or with more tokens than the model."""
         for store in self.stores:
             if self._identity is None:
                 self._identity = store.tokenizer
@@ -152,7 +151,7 @@ class EngineSources:
         """
         if self._tokenizer is None and any(isinstance(reference, str) for reference in references):
             raise TokenizerLoadError(
-                describe("engine", "tokenizer", "absent", "one, for references that are texts")
+                "engine: there is no tokenizer, expected one for references that are texts"
             )
         encode: Any = getattr(self._tokenizer, "encode", None)
         return parse_references(
@@ -168,7 +167,7 @@ class EngineSources:
         """Return a session for a request.
 
         Args:
-            text: int32[n], what it begins with.
+            text: int32[n], the text so far.
             references: as `encoded` returns them.
 
         Raises:
@@ -184,15 +183,12 @@ class EngineSources:
         )
 
     def close(self) -> None:
-        """Close all sources.
-
-        What is queued to be remembered is written first, for two seconds at most.
-        """
+        """Write queued outputs, for two seconds at most, and close all sources."""
         if self.target is not None:
             flush(self.target)
         self._stack.close()
 
 
 def _normal(path: str) -> str:
-    """Return the same text for paths that are spelled differently; an address as it is."""
+    """Return a path in its usual spelling; an address as it is."""
     return path if is_remote(path) else str(Path(path))

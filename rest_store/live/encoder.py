@@ -12,7 +12,7 @@ from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, document_tokens, epoch_number, label
-from rest_store.errors import DocumentError, StorageError, TokenizerLoadError
+from rest_store.errors import ArgumentError, DocumentError, StorageError, TokenizerLoadError
 from rest_store.live.records import DocumentRecord, id_digest
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def encode_documents(
     ids: Sequence[str],
     *,
     namespace: str,
-    group: str,
-    epoch: int,
+    group: str | Sequence[str],
+    epoch: int | Sequence[int],
     vocabulary_size: int,
     max_tokens: int | None,
 ) -> list[DocumentRecord]:
@@ -86,10 +86,11 @@ def encode_documents(
         DocumentError, QueryError, ArgumentError: as in `LiveDatastore.add`.
     """
     max_size = min(_MAX_DOCUMENT_TOKENS, max_tokens or _MAX_DOCUMENT_TOKENS)
-    group = label("add", "a group", group)
-    epoch = epoch_number(epoch)
+    labels = document_labels(group, epoch, len(documents))
     records = []
-    for index, (id, document) in enumerate(zip(ids, documents, strict=True)):
+    for index, document in enumerate(documents):
+        id = ids[index]
+        own_group, own_epoch = labels[index]
         tokens = document_tokens(document, index, vocabulary_size, expected="1-D integers or text")
         if tokens.size > max_size:
             raise DocumentError(
@@ -101,12 +102,38 @@ def encode_documents(
                 namespace=namespace,
                 digest=id_digest(id, namespace),
                 added=0.0,
-                group=group,
-                epoch=epoch,
+                group=own_group,
+                epoch=own_epoch,
                 symbols=encode_symbols(tokens, vocabulary_size),
             )
         )
     return records
+
+
+def document_labels(
+    group: str | Sequence[str], epoch: int | Sequence[int], count: int
+) -> list[tuple[str, int]]:
+    """Return the group and the epoch of each of `count` documents.
+
+    Args:
+        group: a group for all documents, or one for each.
+        epoch: an epoch for all documents, or one for each.
+        count: the number of documents.
+
+    Raises:
+        DocumentError: a group is invalid, or there is not one for each document.
+        ArgumentError: an epoch is invalid, or there is not one for each document.
+    """
+    groups = group if isinstance(group, list | tuple) else [group] * count
+    epochs = epoch if isinstance(epoch, list | tuple) else [epoch] * count
+    if len(groups) != count:
+        raise DocumentError(f"add: there are {len(groups)} groups, expected {count}")
+    if len(epochs) != count:
+        raise ArgumentError(f"add: there are {len(epochs)} epochs, expected {count}")
+    return [
+        (label("add", "a group", own_group), epoch_number(own_epoch))
+        for own_group, own_epoch in zip(groups, epochs, strict=True)
+    ]
 
 
 def store_tokenizer(tokenizer_json: str | None, directory: Path) -> None:

@@ -78,8 +78,8 @@ class Namespace(Store):
         documents: Sequence[IntSequence | str],
         ids: Sequence[str] | None = None,
         *,
-        group: str = "",
-        epoch: int = 0,
+        group: str | Sequence[str] = "",
+        epoch: int | Sequence[int] = 0,
     ) -> AddedDocuments:
         """Add documents; return when they are durable, and visible to the queries of this process.
 
@@ -90,8 +90,9 @@ class Namespace(Store):
                 without special tokens.
             ids: one for each document, 1..256 characters. A document whose id exists already, or
                 comes earlier in `ids`, is not added again. None: new ids.
-            group: a label that the documents share, such as the prompt that they answer; "": none.
-            epoch: the epoch of the model that wrote them.
+            group: a label that the documents share, such as the prompt that they answer, or a list
+                with one for each document; "": none.
+            epoch: the epoch of the model that wrote them, or a list with one for each document.
 
         Returns:
             The ids, in the order of `documents`. Its `added` and `duplicates` say which documents
@@ -141,6 +142,28 @@ class Namespace(Store):
             WriterError, DatastoreClosedError: as in `add`.
         """
         return self.backend.writer().delete(document_ids("delete", ids), self.name)
+
+    def discard(self, ids: Sequence[str], *, max_tokens: int | None = None) -> list[str]:
+        """Delete documents from the answers where that is quick: from small segments.
+
+        The bytes of deleted documents stay in the file of documents until the next `delete`, or
+        until the datastore is opened for writing again.
+
+        Args:
+            ids: ids of documents, as in `delete`.
+            max_tokens: the most tokens of a segment that is sorted again; None: no limit.
+
+        Returns:
+            The ids of documents that still exist, because their segments are larger, or because
+            segments are being merged.
+
+        Raises:
+            DocumentError: an id is invalid; nothing was deleted.
+            StorageError: the deletion cannot be written, and nothing was deleted.
+            WriterError: as in `add`, or it is a replica.
+            DatastoreClosedError: after `close`.
+        """
+        return self.backend.writer().discard(document_ids("discard", ids), self.name, max_tokens)
 
     def set_retention(
         self,

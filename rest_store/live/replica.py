@@ -26,6 +26,7 @@ from rest_store.errors import (
 )
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.directory import is_live, make_directory
+from rest_store.live.encoder import document_labels
 from rest_store.live.follower import Follower
 from rest_store.live.records import Changes, DocumentRecord, Removal, is_time
 from rest_store.live.retention import Retention, RetentionTable
@@ -263,26 +264,44 @@ class Replica:
         ids: Sequence[str],
         *,
         namespace: str,
-        group: str,
-        epoch: int,
+        group: str | Sequence[str],
+        epoch: int | Sequence[int],
     ) -> AddedDocuments:
         """Add documents at the upstream, which validates them; return once they are visible here.
 
-        The arguments are those of `Writer.add`.
+        The arguments are those of `Writer.add`. The documents of each group and epoch are one call.
         """
         if not documents:
             return AddedDocuments([], set())
-        added, number = self._upstream.add(
-            documents, ids, namespace=namespace, group=group, epoch=epoch
-        )
-        self._wait(number)
-        return added
+        labels = document_labels(group, epoch, len(documents))
+        new: set[str] = set()
+        newest = 0
+        for own_group, own_epoch in dict.fromkeys(labels):
+            places = [place for place, own in enumerate(labels) if own == (own_group, own_epoch)]
+            added, number = self._upstream.add(
+                [documents[place] for place in places],
+                [ids[place] for place in places],
+                namespace=namespace,
+                group=own_group,
+                epoch=own_epoch,
+            )
+            new.update(added.added)
+            newest = max(newest, number)
+        self._wait(newest)
+        return AddedDocuments(ids, new)
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
         """Delete documents at the upstream; return their count once none is visible here."""
         count, number = self._upstream.delete(ids, namespace=namespace)
         self._wait(number)
         return count
+
+    def discard(self, ids: Sequence[str], namespace: str, max_positions: int | None) -> list[str]:
+        """Raise WriterError, since segments are the upstream's."""
+        raise WriterError(
+            f"{self.location}: documents cannot be discarded on a replica; delete them, or discard"
+            " them where the datastore is"
+        )
 
     def _wait(self, number: int) -> None:
         """Return once change `number` is visible here; raise DeadlineError after some seconds."""

@@ -150,8 +150,8 @@ class Writer:
         ids: Sequence[str],
         *,
         namespace: str,
-        group: str,
-        epoch: int,
+        group: str | Sequence[str],
+        epoch: int | Sequence[int],
     ) -> AddedDocuments:
         """Add those documents whose ids do not exist yet; return when they are durable.
 
@@ -190,6 +190,35 @@ class Writer:
             return self._sorting_documents.numbers_by_digest(digests).values()
 
         return self._remove(namespace, find, deleted=True)
+
+    def discard(self, ids: Sequence[str], namespace: str, max_positions: int | None) -> list[str]:
+        """Remove documents from answers, except from segments larger than `max_positions`.
+
+        Their bytes stay in the file of documents until the next deletion or opening. While segments
+        are merged, nothing is removed unless `max_positions` is None, since it would have to wait.
+
+        Returns:
+            The ids of documents that still exist.
+        """
+        if max_positions is not None and self._sorting.locked():
+            return list(ids)
+        ids_by_digest = {id_digest(id, namespace): id for id in ids}
+        left: list[str] = []
+
+        def find() -> Iterable[int]:
+            numbers = self._sorting_documents.numbers_by_digest(ids_by_digest)
+            large = []
+            for segment in self._present(namespace):
+                if max_positions is not None and segment.position_count > max_positions:
+                    large.append(segment)
+            for digest, number in numbers.items():
+                if any(segment.first <= number <= segment.last for segment in large):
+                    left.append(ids_by_digest[digest])
+                else:
+                    yield number
+
+        self._remove(namespace, find, deleted=True, cleaned=False)
+        return left
 
     def set_retention(self, namespace: str, retention: Retention) -> None:
         """Set how much a namespace keeps from now on. Fields that are None stay as they are."""
@@ -379,7 +408,14 @@ class Writer:
 
     # --- Methods that the holder of `_sorting` calls ----------------------------------------------
 
-    def _remove(self, namespace: str, find: Callable[[], Iterable[int]], *, deleted: bool) -> int:
+    def _remove(
+        self,
+        namespace: str,
+        find: Callable[[], Iterable[int]],
+        *,
+        deleted: bool,
+        cleaned: bool = True,
+    ) -> int:
         """Remove documents of a namespace; return their count.
 
         Takes `_sorting`. Segments in files are sorted again beside additions. Only the memtable,
@@ -388,12 +424,13 @@ class Writer:
         Args:
             namespace: their namespace.
             find: returns their numbers.
-            deleted: whether no file may hold them. False: they are evicted.
+            deleted: whether they are deleted. False: they are evicted.
+            cleaned: whether no file holds deleted documents afterwards.
         """
         with self._sorting:
             self._require_open()
             numbers = sorted(find())
-            if not numbers and not deleted:
+            if not numbers and not (deleted and cleaned):
                 return 0
             rest: dict[Segment, list[Segment]] = {}
             for segment in self._present(namespace):
@@ -407,7 +444,7 @@ class Writer:
                             rest[segment] = self._without(segment, numbers)
                         segments += rest[segment]
                     self._store({namespace: segments}, removed=numbers, deleted=deleted)
-                if deleted:
+                if deleted and cleaned:
                     self._clean()
         return len(numbers)
 

@@ -98,7 +98,7 @@ class Reader:
 
 
 def partial(cache: Path) -> dict[str, bytes]:
-    """What there is of an incomplete copy; there is no complete one."""
+    """Return the files of an incomplete copy; there is no complete one."""
     (temporary,) = (cache / "frozen").glob("*.temporary")
     assert not temporary.with_suffix("").exists()
     return contents(temporary)

@@ -22,7 +22,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-NAMES = ("generations", "recurrent", "messages", "damage", "live_kills", "engine_batches")
+NAMES = (
+    *("generations", "recurrent", "messages", "damage", "live_kills", "engine_batches"),
+    "agent_memories",
+)
 HANGS_AFTER = 90  # seconds; a case takes a few, on a busy machine some more
 
 

@@ -62,10 +62,13 @@ def test_a_campaign_goes_on_after_failures_and_says_how_to_run_them_again(
         ("damage", 2, range(150)),
         ("engine_batches", 1, range(12)),
         ("live_kills", 0, range(3)),
+        ("agent_memories", 2, range(3)),
     ],
 )
 def test_some_cases(name: str, seed: int, numbers: Sequence[int], tmp_path: Path) -> None:
     """A few that cost little, in this process."""
+    if name == "agent_memories":
+        pytest.importorskip("watchfiles", reason="watchfiles of [agents] is not installed")
     with ExitStack() as stack:
         fuzzer = fuzzer_of(name, tmp_path, stack)
         for number in numbers:

@@ -9,7 +9,6 @@ import pytest
 
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import TreeLimits
-from rest_store.drafting.draft_options import DraftOptions
 from rest_store.errors import ProtocolError
 from rest_store.service.client.descriptions import service_info
 from rest_store.service.client.requests import parse
@@ -79,34 +78,33 @@ def session_tree(**columns: Any) -> pb.Tree:
 
 
 @pytest.mark.parametrize(
-    ("what", "tree", "options"),
+    ("what", "tree", "max_nodes"),
     [
-        ("nodes", pb.Tree(nodes=session_tree().nodes[:-1]), DraftOptions(3)),
-        ("nodes", session_tree(), DraftOptions(2)),
-        ("token ids", session_tree(tokens=[1, VOCABULARY, 3]), DraftOptions(3)),
-        ("token ids", session_tree(tokens=[1, -1, 3]), DraftOptions(3)),
-        ("parents", session_tree(parents=[0, 0, 0]), DraftOptions(3)),
-        ("parents", session_tree(parents=[-1, 2, -1]), DraftOptions(3)),
-        ("parents", session_tree(parents=[-2, 0, 0]), DraftOptions(3)),
-        ("parents", session_tree(), DraftOptions(3, is_chain=True)),
-        ("depths", session_tree(depths=[1, 1, 1]), DraftOptions(3)),
-        ("scores", session_tree(scores=[0.9, 0.5]), DraftOptions(3)),
-        ("scores", session_tree(scores=[]), DraftOptions(3)),
-        ("origins", session_tree(origins=[1, 2, 4, 4]), DraftOptions(3)),
+        ("nodes", pb.Tree(nodes=session_tree().nodes[:-1]), 3),
+        ("nodes", session_tree(), 2),
+        ("token ids", session_tree(tokens=[1, VOCABULARY, 3]), 3),
+        ("token ids", session_tree(tokens=[1, -1, 3]), 3),
+        ("parents", session_tree(parents=[0, 0, 0]), 3),
+        ("parents", session_tree(parents=[-1, 2, -1]), 3),
+        ("parents", session_tree(parents=[-2, 0, 0]), 3),
+        ("depths", session_tree(depths=[1, 1, 1]), 3),
+        ("scores", session_tree(scores=[0.9, 0.5]), 3),
+        ("scores", session_tree(scores=[]), 3),
+        ("origins", session_tree(origins=[1, 2, 4, 4]), 3),
     ],
 )
 def test_each_fault_of_a_tree_of_a_session_is_named(
-    what: str, tree: pb.Tree, options: DraftOptions
+    what: str, tree: pb.Tree, max_nodes: int
 ) -> None:
     refused(
         ProtocolError,
-        lambda: read_session_tree(tree, VOCABULARY, options, SWAPPED, "peer"),
+        lambda: read_session_tree(tree, VOCABULARY, max_nodes, SWAPPED, "peer"),
         f"peer: {what} of a draft tree",
     )
 
 
 def test_a_tree_of_a_session_is_read_with_the_origins_of_the_client() -> None:
-    tree = read_session_tree(session_tree(), VOCABULARY, DraftOptions(3), SWAPPED, "peer")
+    tree = read_session_tree(session_tree(), VOCABULARY, 3, SWAPPED, "peer")
     assert tree == TokenTree(
         [1, 2, 3], [-1, 0, -1], [0, 0, 0], scores=[0.9, 0.5, 0.25], origins=[2, 1, 4]
     )

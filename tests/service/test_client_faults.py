@@ -27,7 +27,7 @@ def service(phrases: Path) -> Iterator[Service]:
 
 
 def answered(call: Any, attempts: int = 1000) -> Any:
-    """What `call` returns once the service is back; each failure before must be a named one."""
+    """Return the answer of `call` once the service is back. Each failure before must be named."""
     for _ in range(attempts):
         with contextlib.suppress(ServiceUnavailableError, DeadlineError):
             return call()

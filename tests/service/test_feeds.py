@@ -1,4 +1,4 @@
-"""What followers of one live datastore wait for."""
+"""Waits of the followers of a live datastore."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ def partitions_in(container: dict[str, Any]) -> int:
 
 
 def options_of(container: dict[str, Any], ordinal: int) -> dict[str, Any]:
-    """What `rest-store serve` is told in the pod of an ordinal.
+    """Return the options of `rest-store serve` in the pod of an ordinal.
 
-    Fails where it would refuse an option.
+    Fails if the command would refuse an option.
     """
     shell, flag, line = container["command"]
     assert line.startswith(f"exec {PROGRAM} serve ")

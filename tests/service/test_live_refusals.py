@@ -1,4 +1,4 @@
-"""What a service refuses of those who write: each with a status of its own, and nothing changed."""
+"""Writes that a service refuses: each has a status of its own, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A datastore that is served in partitions answers as one, and sessions
-go on without a partition that is away.
-"""
+"""A datastore in partitions: it answers as one, and sessions go on without a partition."""
 
 from __future__ import annotations
 
@@ -101,7 +99,7 @@ def test_answers_are_those_of_the_whole(
 
 
 def steps_of(sources: list[object], text: list[int]) -> int:
-    """How many steps a session takes for the second half of a text."""
+    """Return the number of steps of a session over the second half of a text."""
     place, steps = len(text) // 2, 0
     with DraftSession([*sources, PromptLookup(), RecycledLogits()], text[:place]) as session:
         while place < len(text):

@@ -1,4 +1,4 @@
-"""What tokens allow: to read, to write, and in which namespaces."""
+"""Rights of tokens: to read, to write, and in which namespaces."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_token_only_reads_unless_its_line_says_more(token: str, service: Servi
 
 def test_a_token_reads_writes_and_follows_its_namespaces_alone(service: Service) -> None:
     def followed(token: str) -> tuple[str, set[str]]:
-        """What the replica of a token takes the datastore for, and whose documents it gets."""
+        """Return the datastore id that the replica of a token sees, and the namespaces it gets."""
         some = caught_up(ServiceUpstream(f"{service.target}/chat", token).changes(0, ""))
         return some[0].datastore_id, {
             document.namespace for changes in some for document in changes.added

@@ -1,6 +1,4 @@
-"""What an operator of a service relies on: its start, logs,
-metrics, health, reload, draining, and bounded memory.
-"""
+"""The operation of a service: start, logs, metrics, health, reload, draining, memory."""
 
 from __future__ import annotations
 
@@ -247,7 +245,7 @@ def test_sigterm_ends_streams_between_two_steps_and_refuses_what_comes(service: 
 def test_work_whose_client_has_gone_is_dropped(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What runs is finished, and what waits for a thread is not begun."""
+    """Running work is finished, and work that waits for a thread is not begun."""
     begun: list[int] = []
     go_on = threading.Event()
     draft_batch = Datastore.draft_batch

@@ -1,4 +1,4 @@
-"""Who may reach a service: addresses, TLS, client certificates, bearer tokens."""
+"""Access to a service: addresses, TLS, client certificates, bearer tokens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What happens to sessions in the life of a service:
-limits, long texts, replaced files, draining.
-"""
+"""Sessions in the life of a service: limits, long texts, replaced files, draining."""
 
 from __future__ import annotations
 

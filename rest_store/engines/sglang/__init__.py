@@ -1,3 +1,1 @@
-"""Drafts inside SGLang: a speculative algorithm of its registry,
-`REST_STORE`, which verifies trees (SGLang 0.5.23).
-"""
+"""Drafts inside SGLang 0.5.23: the speculative algorithm `REST_STORE`, which verifies trees."""

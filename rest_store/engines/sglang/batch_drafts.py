@@ -1,6 +1,4 @@
-"""Drafts for the batches of SGLang's scheduler: what its requests
-have written, and what the model found likely.
-"""
+"""Drafts for the batches of SGLang's scheduler, from its requests' tokens and the logits."""
 
 from __future__ import annotations
 
@@ -32,12 +30,12 @@ class BatchDrafts:
     """A draft for each request of a batch, step by step. No fault of drafting is raised.
 
     Where SGLang prepares a step while the one before still runs, the newest tokens may be missing
-    in its requests; then the batch has them. Whether they are missing, the length of the cache
-    tells.
+    in its requests; then the batch has them. The length of the cache shows whether they are
+    missing.
 
     Args:
         drafter: has a session for each request.
-        nodes: that are verified for each request, with its last token.
+        nodes: nodes that are verified for each request, with its last token.
         shape: "tree" or "chain".
     """
 
@@ -45,10 +43,10 @@ class BatchDrafts:
         self._drafter = drafter
         self._nodes = nodes
         self._shape = shape
-        self._requests: dict[str, Req] = {}  # that have begun
+        self._requests: dict[str, Req] = {}  # requests that have begun
         self._sizes: dict[str, int] = {}  # of the drafts of the latest step
         self._indices: dict[str, int] = {}  # of requests in `_likely`
-        # Of the latest step, on the device until it is asked for.
+        # Likely tokens of the latest step, on the device until they are needed.
         self._likely: torch.Tensor | TopK | None = None
 
     def arrays(
@@ -83,17 +81,17 @@ class BatchDrafts:
         self._sizes = {
             request.rid: len(tree) for request, tree in zip(requests, trees, strict=True)
         }
-        self._likely = None  # of the nodes of another tree from now on
+        self._likely = None  # it belongs to the nodes of the tree before
         return verify_arrays(last, trees, self._nodes)
 
     def _step(self, request: Req, newest: Sequence[int], cached: int) -> StepRequest:
-        """Return what a request asks for.
+        """Return a request's tokens of the last step, and its wish for a draft.
 
-        It begins if it is not known yet, or its text is another than before.
+        The request begins if it is unknown, or if its text has changed.
 
         Args:
             request: SGLang's.
-            newest: what the latest step wrote for it, if that may be missing in the request.
+            newest: its tokens of the latest step, if they may be missing in the request.
             cached: tokens of its text, without the last one.
         """
         prompt, output = request.origin_input_ids_unpadded, request.output_ids
@@ -101,10 +99,13 @@ class BatchDrafts:
         if missing not in (0, len(newest)):
             raise ValueError(f"a request lacks {missing} tokens of a step that wrote {len(newest)}")
         known = self._drafter.length(request.rid) - len(prompt)  # tokens of output
-        sampling, most = request.sampling_params, self._most(request)
+        sampling = request.sampling_params
+        max_nodes = self._max_nodes(request)
         if 0 <= known <= len(output):
             new = _tokens(output[known:], newest[:missing])
-            return StepRequest(request.rid, new, most, node_top_k=self._likely_rows(request.rid))
+            return StepRequest(
+                request.rid, new, max_nodes, node_top_k=self._likely_rows(request.rid)
+            )
         self._requests[request.rid] = request
         ends = set() if sampling.ignore_eos else request.eos_token_ids or set()
         self._drafter.begin(
@@ -119,18 +120,16 @@ class BatchDrafts:
                 ),
             )
         )
-        return StepRequest(request.rid, _tokens(), most)
+        return StepRequest(request.rid, _tokens(), max_nodes)
 
-    def _most(self, request: Req) -> int:
+    def _max_nodes(self, request: Req) -> int:
         """Return how many draft tokens a request may have.
 
-        None where SGLang would count what is accepted wrongly.
-
-        In 0.5.23 penalties and `min_new_tokens` count one token a step, the last one, whatever was
-        accepted, and one penalty is used for all nodes
-        (`ScheduleBatch.cumulate_penalty_output_tokens`, `eagle_sample`). A step without a draft
-        writes one token. Steps are counted from the reading of a text, anew where a request was put
-        off.
+        There are none where SGLang would count accepted tokens wrongly. In 0.5.23 penalties and
+        `min_new_tokens` count one token a step, the last one, however many were accepted, and all
+        nodes have one penalty (`ScheduleBatch.cumulate_penalty_output_tokens`, `eagle_sample`). A
+        step without a draft writes one token. Steps are counted from the reading of a text, anew
+        where a request was put off.
         """
         sampling = request.sampling_params
         is_penalized = (
@@ -143,9 +142,9 @@ class BatchDrafts:
         return 0 if is_penalized or must_go_on else self._nodes - 1
 
     def _likely_rows(self, rid: str) -> TopK | None:
-        """Return what the model found likely after the text and each node of the latest draft.
+        """Return the likely tokens after the text and each node of the latest draft.
 
-        None if unknown.
+        None: they are unknown.
         """
         if self._likely is None or rid not in self._indices:
             return None
@@ -157,8 +156,11 @@ class BatchDrafts:
         return rows[: 1 + self._sizes.get(rid, 0)]
 
     def take(self, batch: ScheduleBatch, logits: torch.Tensor) -> None:
-        """Keep the most likely tokens of a step's logits, [B *
-        nodes, vocabulary], without waiting for the device.
+        """Take the most likely tokens of a step's logits without waiting for the device.
+
+        Args:
+            batch: of the step.
+            logits: [B * nodes, vocabulary].
         """
         try:
             self._indices = {request.rid: index for index, request in enumerate(batch.reqs)}
@@ -180,16 +182,14 @@ class BatchDrafts:
         self._drafter.finish([rid])
 
     def drop(self, rids: Iterable[str]) -> None:
-        """Forget requests that have left the batch without an end.
-
-        If they were put off, they begin anew.
-        """
+        """Forget requests that have left the batch without an end; they may begin anew."""
         self._drafter.drop([rid for rid in list(rids) if self._requests.pop(rid, None) is not None])
 
 
 def _newest(batch: ScheduleBatch) -> list[list[int]]:
-    """Return what the latest step wrote for each request; waits for the device."""
-    accepted, counts = batch.spec_info.accept_tokens.tolist(), batch.spec_info.accept_lens.tolist()
+    """Return the tokens of each request in the latest step; waits for the device."""
+    accepted = batch.spec_info.accept_tokens.tolist()
+    counts = batch.spec_info.accept_lens.tolist()
     width = len(accepted) // max(1, len(counts))
     return [accepted[row * width : row * width + count] for row, count in enumerate(counts)]
 

@@ -1,6 +1,4 @@
-"""What is looked at before SGLang loads its model, so that a
-mistake is said after seconds and not after minutes.
-"""
+"""Checks before SGLang loads its model, so that a mistake is an error after seconds."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ _log = logging.getLogger(__name__)
 def require_datastores(settings: EngineSettings, arguments: Any) -> None:
     """Refuse datastores on this machine that are absent, or have another tokenizer than the model.
 
-    What is elsewhere is asked for once the model is loaded, and so is whatever needs the model's
-    vocabulary.
+    Datastores elsewhere, and the model's vocabulary, are checked once the model is loaded.
 
     Args:
         settings: name the datastores.

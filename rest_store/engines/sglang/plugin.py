@@ -1,6 +1,4 @@
-"""What SGLang's registry has of us, as its plug-ins say: the
-algorithm, and what it makes of the server's arguments.
-"""
+"""The entry in SGLang's registry of algorithms, and its check of the server's arguments."""
 
 from __future__ import annotations
 
@@ -27,11 +25,11 @@ _MAX_DIFFERENCES = 3  # that a message names
 
 
 def register() -> None:
-    """Add the algorithm to SGLang's registry: the entry point
-    `rest_store` of the group `sglang.srt.plugins`.
+    """Add the algorithm to SGLang's registry.
 
-    SGLang calls this in each of its processes, whatever algorithm is asked for, and only logs what
-    it raises. So what is wrong with settings or arguments is said when the algorithm is chosen.
+    SGLang calls this entry point of the group `sglang.srt.plugins` in each of its processes,
+    whatever algorithm is chosen, and only logs its errors. So settings and arguments are checked
+    later, when the algorithm is chosen.
     """
     SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=RestStoreAlgorithm)(
         _worker_class
@@ -39,10 +37,10 @@ def register() -> None:
 
 
 class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need not be installed
-    """Drafts from datastores, verified as those of SGLang's own n-gram lookup are.
+    """Drafts from datastores, verified in the same way as those of SGLang's own n-gram lookup.
 
-    SGLang asks its algorithms what they are in many places; `is_ngram` leads it to trees of any
-    shape. The three last answers are asked of all algorithms, but the base class has none.
+    SGLang asks its algorithms for their kind in many places; `is_ngram` leads it to trees of any
+    shape. SGLang calls the last three methods of all algorithms, but the base class has none.
     """
 
     def is_ngram(self) -> bool:
@@ -57,11 +55,11 @@ class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need n
         """Check settings and arguments, and complete these.
 
         Args:
-            server_args: SGLang's arguments; what is set here is what the server runs with.
+            server_args: SGLang's arguments; the server runs with the values that are set here.
 
         Raises:
             ArgumentError: a setting is wrong, an argument does not go together with the algorithm,
-                or this SGLang is not like the one that the worker was written for.
+                or this SGLang differs from the table of `seam.py`.
             RestStoreError: of the subclass for the cause: a datastore in this place cannot be
                 opened, or has another tokenizer than the model.
         """
@@ -81,7 +79,7 @@ class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need n
         server_args.speculative_num_steps = max(1, steps)
         server_args.enable_mixed_chunk = False
         if server_args.device == "cpu":
-            # SGLang has none there with any speculation.
+            # SGLang does not overlap steps there with any speculation.
             server_args.disable_overlap_schedule = True
         require_datastores(settings, server_args)
 
@@ -94,7 +92,7 @@ class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need n
         return False
 
     def create_future_map(self, device: torch.device, *args: Any, **kwargs: Any) -> FutureMap:
-        """Return what relays accepted tokens from step to step."""
+        """Return SGLang's relay of accepted tokens from step to step."""
         return FutureMap(device, self, *args, **kwargs)
 
 
@@ -130,9 +128,7 @@ def _require_arguments(arguments: Any) -> None:
 
 
 def _require_no_ngram_arguments(arguments: Any) -> None:
-    """Refuse arguments that SGLang's own n-gram lookup alone has a
-    use for, such as those of its corpora.
-    """
+    """Refuse the arguments of SGLang's own n-gram lookup, such as those of its corpora."""
     from sglang.srt.server_args import ServerArgs
 
     defaults = ServerArgs(model_path=arguments.model_path)

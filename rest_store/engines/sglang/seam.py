@@ -1,6 +1,6 @@
 """All that the plug-in relies on in SGLang, as of 0.5.23. See `rest_store.seam`.
 
-An attribute of SGLang that is not in this table is used nowhere in this package.
+No other attribute of SGLang is used in this package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CONTEXT = "sglang.srt.runtime_context"
 _SAMPLING = "sglang.srt.sampling.sampling_params:SamplingParams"
 _WORKER = "sglang.srt.speculative.ngram_worker:NGRAMWorker"
 
-# Arguments of the server: read, and those that SGLang's own n-gram lookup alone has a use for.
+# Arguments of the server that are read, and arguments of SGLang's own n-gram lookup alone.
 READ_ARGUMENTS = (
     *(
         "attention_backend",
@@ -54,8 +54,8 @@ NGRAM_ARGUMENTS = (
     ),
 )
 
-# What `NGRAMWorker.__init__` sets; the worker sets the same, but for the depth of a trie that is
-# not there.
+# Attributes that `NGRAMWorker.__init__` sets. The worker sets the same, but for the depth of a
+# trie, which it does not have.
 WORKER_SETS = {
     *(
         "adaptive_controller",
@@ -68,11 +68,11 @@ WORKER_SETS = {
     *("model_runner", "ngram_corpus", "page_size", "server_args", "speculative_num_draft_tokens"),
     *("speculative_num_steps", "topk", "_prev_decode_rids", "_target_worker"),
 }
-# What methods of it that are not overridden call of its corpus, and what the worker's corpus has.
+# Methods of the corpus that inherited methods of the worker call; the worker's corpus has these.
 CORPUS_HAS = {"erase_match_state", "reset"}
 
 PARTS = (
-    # The registry of algorithms, and what is overridden of its entries.
+    # The registry of algorithms, and the overridden methods of its entries.
     Part("sglang.version:__version__"),
     Part(
         "sglang.srt.speculative.spec_info:SpeculativeAlgorithm.register",
@@ -84,7 +84,7 @@ PARTS = (
     Part(f"{_ALGORITHM}.is_ngram", ("self",), is_whole=True),
     Part("sglang.srt.managers.overlap_utils:FutureMap.__init__", ("self", "device", "spec_algo")),
     *(Part(f"{_ARGUMENTS}.{name}") for name in (*READ_ARGUMENTS, *NGRAM_ARGUMENTS)),
-    # The worker: what is overridden of it, and called by SGLang.
+    # The worker: its overridden methods, and those that SGLang calls.
     Part(
         f"{_WORKER}.__init__",
         ("self", "server_args", "gpu_id", "nccl_port", "target_worker"),
@@ -165,10 +165,13 @@ PARTS = (
 
 
 def worker_differences(worker: type) -> list[str]:
-    """Return how SGLang's `NGRAMWorker` is another one than `worker` takes the place of, in words.
+    """Return the differences between SGLang's `NGRAMWorker` and the one that `worker` expects.
 
     Args:
         worker: the subclass of it.
+
+    Returns:
+        A phrase for each difference.
     """
     (native, *_) = worker.__bases__
     sets = assigned_in(vars(native)["__init__"]) or WORKER_SETS  # without source, unknown
@@ -188,7 +191,5 @@ def worker_differences(worker: type) -> list[str]:
 
 
 def all_differences(worker: type) -> list[str]:
-    """Return how this SGLang differs from what `worker` and
-    the plug-in were written for, in words.
-    """
+    """Return all differences between this SGLang and the one that the plug-in expects."""
     return differences(PARTS) + worker_differences(worker)

@@ -1,4 +1,4 @@
-"""The settings of drafts inside SGLang, which has no arguments for those of plug-ins."""
+"""The settings of drafts inside SGLang, from the environment: it has no arguments for plug-ins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read_settings() -> EngineSettings:
     """Return the settings that the environment holds as JSON.
 
     Raises:
-        ArgumentError: they are absent, or not as `EngineSettings` has them.
+        ArgumentError: the settings are absent, unknown or invalid.
     """
     text = os.environ.get(VARIABLE)
     try:

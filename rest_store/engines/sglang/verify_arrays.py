@@ -15,21 +15,20 @@ _PAD = 0  # a token that any vocabulary has
 def verify_arrays(
     last: Sequence[int], trees: Sequence[TokenTree], nodes: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return what SGLang verifies for each request: its last token
-    and the draft below it, parents first.
+    """Return the arrays that SGLang verifies: for each request its last token, then its draft.
 
-    Drafts of fewer nodes are padded with nodes that nothing leads to: without ancestors, they are
-    no children of the last token, and are never accepted. Siblings of equal tokens, as SGLang's own
-    n-gram lookup pads with, could be, and would be counted more than once when it samples.
+    Shorter drafts are padded with nodes without ancestors. These are no children of the last token,
+    and are never accepted. SGLang's own n-gram lookup pads with siblings of equal tokens, which
+    could be accepted, and count more than once when it samples.
 
     Args:
         last: the last token of each request.
-        trees: its draft, of less than `nodes` tokens.
+        trees: the draft of each request, of less than `nodes` tokens.
         nodes: the width.
 
     Returns:
-        The tokens int64[B * nodes], and the mask bool[B * nodes * nodes], in which the row of a
-        node has its ancestors and itself; that of padding has itself alone.
+        The tokens int64[B * nodes], and the mask bool[B * nodes * nodes]. The row of a node has its
+        ancestors and itself; the row of padding has itself alone.
     """
     tokens = np.full((len(trees), nodes), _PAD, np.int64)
     mask = np.zeros((len(trees), nodes, nodes), np.bool_)

@@ -33,21 +33,21 @@ _GREEDY = ("cpu", "xpu")  # devices on which SGLang has no kernel that samples w
 class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be installed
     """Drafts trees with the sessions of this project, and has `NGRAMWorker` verify them.
 
-    With tensor parallelism, the first rank has the datastores and sends its drafts to the others,
-    since all ranks must verify the same.
+    With tensor parallelism, the first rank has the datastores. It sends its drafts to the other
+    ranks, since all ranks must verify the same tokens.
 
     Args:
         server_args, gpu_id, nccl_port, target_worker: as SGLang passes them to all workers.
 
     Raises:
-        RestStoreError: the subclass that names what cannot be opened or has another tokenizer than
-            the model.
+        RestStoreError: of the subclass for the cause: a datastore cannot be opened, or has another
+            tokenizer than the model.
     """
 
     def __init__(
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
     ) -> None:
-        # In place of NGRAMWorker's own, which compiles and fills a corpus: the same attributes.
+        # NGRAMWorker's own constructor compiles and fills a corpus. This sets the same attributes.
         BaseSpecWorker.__init__(self)
         self.server_args = server_args
         self.enable_overlap = not get_schedule().disable_overlap_schedule
@@ -68,8 +68,8 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
             self._drafts = _batch_drafts(
                 target_worker, self.draft_token_num, "chain" if self.topk == 1 else "tree"
             )
-        # All that NGRAMWorker still asks of it: to forget who left the batch, and everything when
-        # its cache is emptied.
+        # The inherited methods call these two: when requests leave the batch, and when the cache is
+        # emptied.
         self.ngram_corpus = SimpleNamespace(erase_match_state=self._drop, reset=lambda: None)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
@@ -78,9 +78,7 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
             self._drafts.finish(rid)
 
     def add_external_corpus(self, corpus_id: str, token_chunks: list[list[int]]) -> int:
-        """Refuse what SGLang's own n-gram lookup has: texts that
-        are added, removed and listed while it runs.
-        """
+        """Refuse to add a text; SGLang's own n-gram lookup can."""
         raise _no_corpora()
 
     def commit_corpus_load(self, corpus_id: str, loaded_token_count: int) -> None:
@@ -98,7 +96,7 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
     def forward_batch_generation(
         self, batch: ScheduleBatch, *args: Any, **kwargs: Any
     ) -> GenerationBatchResult:
-        """Run a step, and keep what the model found likely after each node."""
+        """Run a step, and take the model's likely tokens after each node."""
         is_step = batch.forward_mode.is_decode()  # verifying changes it
         result = super().forward_batch_generation(batch, *args, **kwargs)
         # A grammar masks logits in place.
@@ -109,7 +107,7 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
     def _prepare_draft_tokens(
         self, batch: ScheduleBatch
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Return what the step verifies, as `verify_arrays`; in all ranks that of the first."""
+        """Return the arrays of the step, as `verify_arrays`; all ranks have those of the first."""
         group, nodes = get_parallel().tp_group, self.draft_token_num
         if self._drafts is not None:
             is_ahead = self.enable_overlap and not batch.grammar_needs_sync()
@@ -118,7 +116,7 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
             tokens = np.empty(len(batch.reqs) * nodes, np.int64)
             mask = np.empty(tokens.size * nodes, np.bool_)
         if group.world_size > 1:
-            for array in (tokens, mask):  # written where it is received
+            for array in (tokens, mask):  # received in place
                 torch.distributed.broadcast(
                     torch.from_numpy(array), src=group.ranks[0], group=group.cpu_group
                 )

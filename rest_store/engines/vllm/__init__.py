@@ -1,3 +1,1 @@
-"""Drafts inside vLLM's model runner V2: a plug-in of vLLM,
-`rest_store.engines.vllm.plugin.install`.
-"""
+"""Drafts inside vLLM's model runner V2: the plug-in `rest_store.engines.vllm.plugin.install`."""

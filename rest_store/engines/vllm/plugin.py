@@ -1,10 +1,9 @@
-"""The plug-in that vLLM loads in each of its processes, for the
-model runner V2 of vLLM 0.32 and 0.33.
+"""The plug-in for the model runner V2 of vLLM 0.32 and 0.33, loaded in each of its processes.
 
-It wraps the function with which the model runner makes its speculator: an n-gram lookup, or a
-trained head. If `additional_config` has settings for it, that gets drafts from sessions beside its
-own. Where vLLM is not as the table of `rest_store.engines.vllm.seam` says, its own speculator is
-left alone, and a line says so.
+It wraps the function that makes the model runner's speculator: an n-gram lookup, or a trained head.
+If `additional_config` has settings, drafts from sessions come beside the speculator's own. Where
+vLLM differs from the table of `rest_store.engines.vllm.seam`, its speculator is left alone, and a
+line says so.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ARGUMENTS = "vllm.engine.arg_utils"
 _LOGGER = "vllm.rest_store"
 _MAX_DIFFERENCES = 3  # that a line names
-_EXIT_PRIORITY = 100  # before multiprocessing ends its own
+_EXIT_PRIORITY = 100  # before multiprocessing ends its own objects
 # Methods that draft from texts; `suffix` in releases after 0.33.
 _LOOKUPS = ("ngram", "ngram_gpu", "suffix")
 
@@ -56,11 +55,11 @@ def install() -> None:
     if hasattr(native, "__wrapped__"):  # vLLM may load its plug-ins again
         return
     wrapped = _wrapped(native)
-    # The runner has a copy once it was imported.
+    # The model runner has a copy once it was imported.
     for module in (spec_decode, sys.modules.get(_RUNNER)):
         if module is not None:
             vars(module)["init_speculator"] = wrapped
-    # A process that makes configurations has imported what makes them before it loads plug-ins.
+    # A process that makes configurations imports this module before it loads plug-ins.
     if _ARGUMENTS in sys.modules and difference(CREATE) is None:
         arguments = sys.modules[_ARGUMENTS].EngineArgs
         arguments.create_engine_config = _checked(arguments.create_engine_config)
@@ -73,9 +72,7 @@ def _require_like(parts: Iterable[Part]) -> None:
 
 
 def _checked(native: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method that makes vLLM's configuration, which then
-    says if our section of it is wrong or unused.
-    """
+    """Return the method that makes vLLM's configuration, with a check of our section of it."""
 
     @functools.wraps(native)
     def create_engine_config(*arguments: Any, **options: Any) -> Any:
@@ -120,12 +117,13 @@ def _wrapped(native: Init) -> Init:
 
 
 def _head(speculative: Any) -> Head | None:
-    """Return what is to be learnt of a trained head.
+    """Return a record of a trained head's acceptance; None beside a lookup.
 
-    None beside a lookup, whose drafts come after those from here.
+    A lookup drafts only for rows without a draft from here.
 
     Raises:
-        ValueError: the method is neither: it may draft for another purpose than to be verified.
+        ValueError: the method is neither a head nor a lookup. It may draft for another purpose than
+            verification.
     """
     if speculative.method in _LOOKUPS:
         return None
@@ -137,7 +135,7 @@ def _head(speculative: Any) -> Head | None:
 
 
 def _require_seam(speculator: Any) -> None:
-    """Raise unless vLLM is as its table says; have its model runner tell of requests."""
+    """Raise unless vLLM is as its table says; wrap its model runner, to hear of requests."""
     _require_like(PARTS)
     if (found := difference(PROPOSE, type(speculator).propose)) is not None:
         raise TypeError(found)
@@ -148,8 +146,10 @@ def _require_seam(speculator: Any) -> None:
         GPUModelRunner.finish_requests = _after(GPUModelRunner.finish_requests, _finish)
 
 
-def _after(native: Callable[[Any, Any], None], told: Callable[[Speculator, Any, Any], None]) -> Any:
-    """Return a method of the model runner after which `told` hears of its requests."""
+def _after(
+    native: Callable[[Any, Any], None], listener: Callable[[Speculator, Any, Any], None]
+) -> Any:
+    """Return a method of the model runner that calls `listener` at its end."""
 
     @functools.wraps(native)
     def method(self: Any, scheduler_output: Any) -> None:
@@ -158,7 +158,7 @@ def _after(native: Callable[[Any, Any], None], told: Callable[[Speculator, Any, 
         if ours is None:
             return
         try:
-            told(ours, self, scheduler_output)
+            listener(ours, self, scheduler_output)
         except Exception as error:
             ours.drafter.metrics.count_error("requests", error)
 
@@ -170,8 +170,8 @@ def _begin(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
     judges = getattr(runner.speculator, "draft_logits", None) is not None
     for new in scheduler_output.scheduled_new_reqs:
         try:
-            # If the head has logits, a sampled row's drafts are judged by them, which are not those
-            # of our drafts.
+            # If the head has logits, vLLM judges a sampled row's drafts by them. They do not belong
+            # to our drafts.
             if new.sampling_params is not None and not (
                 judges and new.sampling_params.temperature > 0
             ):
@@ -181,7 +181,7 @@ def _begin(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
 
 
 def _request(new: Any, report: Callable[[str], None]) -> NewRequest:
-    """Return what is known of a new request of vLLM's scheduler, a `NewRequestData`."""
+    """Return a new request of vLLM's scheduler, a `NewRequestData`, as the drafter takes it."""
     return NewRequest(
         id=new.req_id,
         tokens=new.prefill_token_ids,
@@ -202,26 +202,30 @@ def _finish(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
 
 
 def _proposing(speculator: Any, native: Any) -> Any:
-    """Return the method `propose` of a speculator with drafts of
-    ours in the rows where these are better.
-    """
+    """Return a speculator's method `propose` with our drafts in the rows where they are better."""
     from vllm.distributed.parallel_state import get_tp_group
 
-    group, parameters = get_tp_group(), inspect.signature(native)
+    group = get_tp_group()
+    parameters = inspect.signature(native)
 
     @functools.wraps(native)
     def propose(*arguments: Any, **options: Any) -> Any:
         ours: Speculator | None = speculator.rest_store
         drafts = native(*arguments, **options)
-        given = parameters.bind(*arguments, **options).arguments
-        if given.get("dummy_run"):
+        values = parameters.bind(*arguments, **options).arguments
+        if values.get("dummy_run"):
             if ours is not None:
                 ours.skip()
             return drafts
         if ours is not None:
-            written = given["input_batch"], given["num_sampled"], given["num_rejected"]
-            drafts = ours.propose(*written, drafts, given.get("num_speculative_tokens"))
-        if group.world_size > 1:  # all workers verify what one of them has drafted
+            drafts = ours.propose(
+                values["input_batch"],
+                values["num_sampled"],
+                values["num_rejected"],
+                drafts,
+                values.get("num_speculative_tokens"),
+            )
+        if group.world_size > 1:  # all workers verify the drafts of the first one
             drafts = group.broadcast(drafts.contiguous(), src=0)
         return drafts
 
@@ -237,7 +241,7 @@ def _speculator(
     head: Head | None,
     log: logging.Logger,
 ) -> Speculator | None:
-    """Return what drafts, in the worker that does; None in the others."""
+    """Return our speculator in the first worker; None in the others."""
     from vllm import envs
     from vllm.distributed.parallel_state import get_tp_group
     from vllm.tokenizers import cached_tokenizer_from_config

@@ -1,7 +1,6 @@
 """All that the plug-in relies on in vLLM, as of 0.32.0; 0.33.0 has the same. See `rest_store.seam`.
 
-An attribute of vLLM that is not in this table is used nowhere: the stand-ins of the tests have
-these alone.
+No other attribute of vLLM is used: the stand-ins of the tests have these alone.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ _SCHEDULE = "vllm.v1.core.sched.output"
 INIT = Part(f"{_GPU}.spec_decode:init_speculator", ("vllm_config", "device", "req_states"))
 CREATE = Part("vllm.engine.arg_utils:EngineArgs.create_engine_config", ("self",))
 
-# A method of the speculator that `init_speculator` has made, which is of a class of its own for
-# each kind of head.
+# A method of the speculator that `init_speculator` has made. Each kind of head has a class of its
+# own.
 PROPOSE = Part(
     f"{_GPU}.spec_decode.speculator:BaseSpeculator.propose",
     (
@@ -44,7 +43,7 @@ PROPOSE = Part(
 PARTS = (
     INIT,
     PROPOSE,
-    # The model runner: its copy of what is wrapped, what tells of requests, and what it holds.
+    # The model runner: its copy of the wrapped function, its requests, and its parts.
     Part(f"{_GPU}.model_runner:init_speculator", INIT.parameters),
     Part(
         f"{_GPU}.model_runner:GPUModelRunner.add_requests",
@@ -58,7 +57,7 @@ PARTS = (
     ),
     Part(f"{_GPU}.model_runner:GPUModelRunner.speculator"),
     Part(f"{_GPU}.model_runner:GPUModelRunner.model"),
-    # What the scheduler says of requests.
+    # Requests, from the scheduler.
     Part(f"{_SCHEDULE}:SchedulerOutput.scheduled_new_reqs"),
     Part(f"{_SCHEDULE}:SchedulerOutput.finished_req_ids"),
     Part(f"{_SCHEDULE}:SchedulerOutput.preempted_req_ids"),
@@ -71,7 +70,7 @@ PARTS = (
     Part("vllm.sampling_params:SamplingParams.max_tokens"),
     Part("vllm.sampling_params:SamplingParams.all_stop_token_ids"),
     Part("vllm.sampling_params:SamplingParams.extra_args"),
-    # A step: its rows, what they compute, and where their texts are.
+    # A step: its rows, their positions, and their texts.
     Part(f"{_GPU}.input_batch:InputBatch.req_ids"),
     Part(f"{_GPU}.input_batch:InputBatch.num_reqs"),
     Part(f"{_GPU}.input_batch:InputBatch.idx_mapping"),

@@ -1,6 +1,4 @@
-"""The settings of drafts inside vLLM, in its `additional_config`,
-and where vLLM has no use for them.
-"""
+"""The settings of drafts inside vLLM, in its `additional_config`, and whether vLLM uses them."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ class VllmSettings(EngineSettings):
     """The settings of drafts inside vLLM: those of any engine, and one more.
 
     Attributes:
-        lag: whether drafts are looked up a step ahead, while the device works on that step, and
-            verified if they fit what it has written; None: where vLLM schedules steps ahead.
+        lag: whether drafts are looked up a step ahead, while the device works, and verified if they
+            fit the tokens that it has written; None: yes if vLLM schedules steps ahead.
     """
 
     kinds = EngineSettings.kinds | {"lag": EngineSettings.kinds["tls"]}
@@ -33,7 +31,7 @@ def settings_of(config: Any) -> VllmSettings | None:
         config: a `VllmConfig`.
 
     Raises:
-        ArgumentError: they are not as `VllmSettings` has them.
+        ArgumentError: a setting is unknown or invalid.
     """
     additional = config.additional_config
     if not isinstance(additional, dict) or _SECTION not in additional:
@@ -42,7 +40,7 @@ def settings_of(config: Any) -> VllmSettings | None:
 
 
 def unused_because(config: Any) -> str | None:
-    """Return why a vLLM of this configuration never asks for drafts, in words; None: it does.
+    """Return the reason why vLLM never asks for drafts with this configuration; None: it asks.
 
     Args:
         config: a `VllmConfig`.

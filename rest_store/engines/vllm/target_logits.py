@@ -14,28 +14,28 @@ from rest_store.engines.likely_tokens import likely_tokens
 class TargetLogits:
     """Takes the most likely tokens from the logits that a model computes, and holds no logits.
 
-    vLLM 0.32 computes logits outside of compiled code and CUDA graphs, in each step for the
-    positions that it samples at, request after request of its batch; besides in profile runs and
-    for log probabilities of prompts. It calls modules, so that their hooks see what they return
-    before anything is masked or sampled.
+    vLLM 0.32 computes logits outside of compiled code and CUDA graphs: in each step for the
+    positions that it samples at, request after request of its batch; and in profile runs and for
+    log probabilities of prompts. It calls modules, so that a forward hook sees the logits before
+    they are masked or sampled from.
 
     Args:
-        modules: that return logits, [positions, vocabulary], or None where another worker has them.
-        say: called with each error, and a word for where it occurred.
+        modules: they return logits, [positions, vocabulary], or None where another worker has them.
+        report: called with a word for the place of an error, and the error.
     """
 
     def __init__(
-        self, modules: Iterable[torch.nn.Module], say: Callable[[str, BaseException], None]
+        self, modules: Iterable[torch.nn.Module], report: Callable[[str, BaseException], None]
     ) -> None:
         self._taken: torch.Tensor | None = None
-        self._say = say
+        self._report = report
         hook = weakref.WeakMethod(self._take_from)
 
         def called(module: torch.nn.Module, arguments: object, logits: Any) -> None:
             if (take_from := hook()) is not None:
                 take_from(logits)
 
-        for module in modules:  # which may live longer than this
+        for module in modules:  # they may live longer than this object
             weakref.finalize(self, module.register_forward_hook(called).remove)
 
     def _take_from(self, logits: torch.Tensor | None) -> None:
@@ -44,11 +44,14 @@ class TargetLogits:
         try:
             self._taken = likely_tokens(logits)
         except Exception as error:
-            self._say("logits", error)
+            self._report("logits", error)
 
     def take(self) -> torch.Tensor | None:
-        """Return the most likely tokens of the first logits since
-        last time, int32[positions, 8], on their device.
+        """Return the most likely tokens of the first logits since the last call.
+
+        Returns:
+            int32[positions, 8], on the device of the logits; None: there were no logits.
         """
-        taken, self._taken = self._taken, None
+        taken = self._taken
+        self._taken = None
         return taken

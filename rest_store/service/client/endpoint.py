@@ -98,6 +98,7 @@ class Endpoint:
         self._closed = True
         if self._process == os.getpid():
             with self._lock:
-                channel, self._channel = self._channel, None
+                channel = self._channel
+                self._channel = None
             if channel is not None:
                 channel.close()

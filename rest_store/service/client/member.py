@@ -321,7 +321,11 @@ class ServiceMember:
         if not was_asked:
             raise ProtocolError(f"{target}: service sent more answers than it was asked for")
         tree = read_session_tree(
-            response.tree, requests.vocabulary_size, self._limits, self._origins, target
+            response.tree,
+            requests.vocabulary_size,
+            self._limits.max_nodes,
+            self._origins,
+            target,
         )
         self._has_answered = True
         self._node_rows = 1 + len(tree)

@@ -1,8 +1,9 @@
 """Draft trees in the answers of a service: read, validated once, and summed over partitions.
 
-The message Tree has the layout of `TokenTree.packed`. A tree is validated here, where its bytes
-enter the process, and nowhere else; a faulty service causes a ProtocolError. The scores of a
-session's tree are the exception: the session checks them, as those of every member.
+The message Tree has the layout of `TokenTree.packed`. Here its bytes enter the process, and here
+their structure is validated: columns, tokens, parents and depths. A faulty service causes a
+ProtocolError. Scores and the shape of a chain are validated where a tree enters a session, from
+whichever member it comes (`rest_store.drafting.members.require_tree`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Sequence
 from rest_store.datastore.render import counted
 from rest_store.datastore.tree import NODE_BYTES, SuffixMatch, TokenTree
 from rest_store.datastore.validation import TreeLimits
-from rest_store.drafting.draft_options import DraftOptions
 from rest_store.errors import ProtocolError, describe
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -62,28 +62,25 @@ def _require_match(match: SuffixMatch, size: int, max_suffix: int, target: str) 
 
 
 def read_session_tree(
-    message: pb.Tree, vocabulary_size: int, options: DraftOptions, origins: bytes, target: str
+    message: pb.Tree, vocabulary_size: int, max_nodes: int, origins: bytes, target: str
 ) -> TokenTree:
-    """Return the tree of a session. Its scores are not checked.
+    """Return the tree of a session, whose scores are not validated.
 
     Args:
         message: as it was received.
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
-        options: of the request.
+        max_nodes: of the request.
         origins: for each of the 256 masks of origins, the mask that takes its place.
         target: address of the service, for messages.
 
     Raises:
-        ProtocolError: the message is not a tree of the vocabulary with scores and origins, or the
-            tree is not within `options`.
+        ProtocolError: the message is not a tree of the vocabulary with scores and origins, or has
+            more than `max_nodes` nodes.
     """
     nodes = message.nodes
     scores = message.scores
     proposers = message.origins
-    depths = _valid_depths(nodes, vocabulary_size, options.max_nodes, target)
-    size = len(depths)
-    if options.is_chain and depths != array("i", range(1, size + 1)):
-        raise _invalid(target, "parents", "those of a tree", "those of a chain")
+    size = len(_valid_depths(nodes, vocabulary_size, max_nodes, target))
     if len(scores) != 4 * size:
         raise _invalid(target, "scores", f"{len(scores)} bytes", f"{4 * size} bytes")
     if len(proposers) != size:

@@ -232,9 +232,9 @@ class Catalog:
                 describe("request", "name of a datastore", reprlib.repr(name), expected)
             )
         if fingerprint not in ("", served.fingerprint):
-            where, found = f"datastore {name!r}", reprlib.repr(fingerprint)
+            found = reprlib.repr(fingerprint)
             raise TokenizerMismatchError(
-                describe(where, "the client's tokenizer", found, served.fingerprint)
+                describe(f"datastore {name!r}", "the client's tokenizer", found, served.fingerprint)
             )
         return served
 

@@ -44,9 +44,10 @@ class Queries:
         """Answer a DraftRequest."""
         request = parse(pb.DraftRequest, data)
         served = self._catalog.select(request.selection, grant)
-        asked = request.limits
         limits = check_tree_limits(
-            asked.max_nodes or 64, asked.max_suffix or 16, asked.max_depth or 10
+            request.limits.max_nodes or 64,
+            request.limits.max_suffix or 16,
+            request.limits.max_depth or 10,
         )
         trees = len(request.contexts) * len(served)
         max_nodes = trees * limits.max_nodes

@@ -105,7 +105,8 @@ def parse_top_k(message: pb.TopK, what: str) -> Tokens:
         ArgumentError: k is out of range.
         ContextTypeError: the bytes are not k tokens for each place.
     """
-    k, size = message.k, len(message.tokens)
+    k = message.k
+    size = len(message.tokens)
     if not 1 <= k <= _MAX_TOP_K:
         raise ArgumentError(describe("session", f"k of {what}", k, f"1..{_MAX_TOP_K}"))
     if size % (4 * k):

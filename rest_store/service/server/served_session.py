@@ -181,5 +181,6 @@ class ServedSession:
             for reference in references:
                 native.add_reference(reference)
             native.prompt(text)
-        self._native, self._datastores = native, list(datastores.values())
+        self._native = native
+        self._datastores = list(datastores.values())
         del self._opening

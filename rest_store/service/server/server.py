@@ -155,7 +155,9 @@ class Server:
         return address.text if address.path is not None else address.with_port(port).text
 
     def _serve_http(self, address: Address) -> HttpServer:
-        metrics, admission, streams = self.metrics, self._admission, self._streams
+        metrics = self.metrics
+        admission = self._admission
+        streams = self._streams
         metrics.show(
             lambda: self._catalog.served,
             in_flight=lambda: admission.requests.used,
@@ -209,7 +211,8 @@ class Server:
         self._admission.drain()
         self._streams.drain()
         self._feeds.drain()
-        if running := self._admission.calls:
+        running = self._admission.calls
+        if running:
             await asyncio.wait(running, timeout=self._options.drain_seconds)
         await self._server.stop(None)
         if self._http is not None:

@@ -1,0 +1,179 @@
+"""What a memory holds of which file: a record in the memory's directory, in SQLite.
+
+A document is recorded before it is added, and what replaces it before it is discarded. So a process
+that is killed leaves no document that the record does not name, and the next one goes on.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rest_store.errors import StorageError
+
+FILE_NAME = "remembered.sqlite"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, version TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS documents (
+    path TEXT NOT NULL, namespace TEXT NOT NULL, id TEXT NOT NULL, is_stored INTEGER NOT NULL,
+    PRIMARY KEY (path, namespace, id)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS of_id ON documents (namespace, id);
+CREATE TABLE IF NOT EXISTS discarded (
+    namespace TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY (namespace, id)) WITHOUT ROWID;
+"""
+
+
+class Key(NamedTuple):
+    """A document of the memory.
+
+    Attributes:
+        namespace: that it is in.
+        id: of the document.
+    """
+
+    namespace: str
+    id: str
+
+
+class Record:
+    """The record of one memory. One thread at a time; the memory's lock keeps others out.
+
+    Args:
+        directory: of the memory.
+
+    Raises:
+        StorageError: the file cannot be written, or is damaged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE_NAME
+        with self._named_errors():
+            self._database = sqlite3.connect(
+                self._path, isolation_level=None, check_same_thread=False
+            )
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=FULL")
+            self._database.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._named_errors():
+            self._database.close()
+
+    def setting(self, name: str) -> str | None:
+        """Return a setting of the memory, or None."""
+        rows = self._rows("SELECT value FROM settings WHERE name = ?", name)
+        return str(rows[0][0]) if rows else None
+
+    def set_setting(self, name: str, value: str) -> None:
+        """Store a setting."""
+        with self._transaction():
+            self._database.execute("REPLACE INTO settings VALUES (?, ?)", (name, value))
+
+    def versions(self, top: str) -> dict[str, str]:
+        """Return the versions of a file, or of those below a directory, by their paths."""
+        first, last = f"{top.rstrip('/')}/", f"{top.rstrip('/')}0"  # "0" comes after "/"
+        query = "SELECT path, version FROM files WHERE path = ? OR (path >= ? AND path < ?)"
+        return dict(self._rows(query, top, first, last))
+
+    def stored(self, keys: Iterable[Key]) -> set[Key]:
+        """Return those documents that are in the memory for certain."""
+        query = "SELECT 1 FROM documents WHERE namespace = ? AND id = ? AND is_stored LIMIT 1"
+        return {key for key in keys if self._rows(query, *key)}
+
+    def announce(self, new: Mapping[str, Iterable[Key]]) -> None:
+        """Record documents that are about to be added, by the paths of their files."""
+        rows = [(path, *key) for path, keys in new.items() for key in keys]
+        with self._transaction():
+            self._database.executemany("INSERT OR IGNORE INTO documents VALUES (?, ?, ?, 0)", rows)
+            self._database.executemany(
+                "DELETE FROM discarded WHERE namespace = ? AND id = ?", [row[1:] for row in rows]
+            )
+
+    def replace(self, versions: Mapping[str, str], new: Mapping[str, Iterable[Key]]) -> None:
+        """Record that files have these versions, and that their documents are stored.
+
+        Documents that they had before, and that no other file has, are to be discarded.
+
+        Args:
+            versions: by path; of a file that is gone: "".
+            new: the documents of each, all of them.
+        """
+        with self._transaction():
+            for path, version in versions.items():
+                keys = set(new.get(path, ()))
+                before = {
+                    Key(*row)
+                    for row in self._rows(
+                        "SELECT namespace, id FROM documents WHERE path = ?", path
+                    )
+                }
+                gone = [(path, *key) for key in before - keys]
+                self._database.executemany(
+                    "DELETE FROM documents WHERE path = ? AND namespace = ? AND id = ?", gone
+                )
+                self._database.executemany(
+                    "UPDATE documents SET is_stored = 1 WHERE namespace = ? AND id = ?", [*keys]
+                )
+                self._database.executemany(
+                    "INSERT OR IGNORE INTO discarded SELECT ?1, ?2 WHERE NOT EXISTS"
+                    " (SELECT 1 FROM documents WHERE namespace = ?1 AND id = ?2)",
+                    [*(before - keys)],
+                )
+                if version:
+                    self._database.execute("REPLACE INTO files VALUES (?, ?)", (path, version))
+                else:
+                    self._database.execute("DELETE FROM files WHERE path = ?", (path,))
+
+    def discarded(self) -> dict[str, list[str]]:
+        """Return the ids of the documents that are to be discarded, by namespace."""
+        ids: dict[str, list[str]] = {}
+        for namespace, id in self._rows("SELECT namespace, id FROM discarded"):
+            ids.setdefault(namespace, []).append(id)
+        return ids
+
+    def forget(self, namespace: str, ids: Sequence[str]) -> None:
+        """Record that documents have been discarded."""
+        with self._transaction():
+            self._database.executemany(
+                "DELETE FROM discarded WHERE namespace = ? AND id = ?",
+                [(namespace, id) for id in ids],
+            )
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Return the numbers of files and of documents of each namespace."""
+        query = (
+            "SELECT namespace, count(DISTINCT path), count(DISTINCT id) FROM documents"
+            " GROUP BY namespace ORDER BY namespace"
+        )
+        return {name: (files, documents) for name, files, documents in self._rows(query)}
+
+    def _rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+        with self._named_errors():
+            return self._database.execute(query, arguments).fetchall()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._named_errors():
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            expected = "remove the file, and the next run makes it anew"
+            raise StorageError(
+                f"{self._path}: the record is unusable ({error}); {expected}"
+            ) from error
