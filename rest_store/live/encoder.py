@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rest_store.datastore.durable_files import sync
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, document_tokens, epoch_number, label
-from rest_store.errors import DocumentError, StorageError, TokenizerLoadError
+from rest_store.errors import ArgumentError, DocumentError, StorageError, TokenizerLoadError
 from rest_store.live.records import DocumentRecord, id_digest
 
 if TYPE_CHECKING:
@@ -86,12 +86,11 @@ def encode_documents(
         DocumentError, QueryError, ArgumentError: as in `LiveDatastore.add`.
     """
     max_size = min(_MAX_DOCUMENT_TOKENS, max_tokens or _MAX_DOCUMENT_TOKENS)
-    groups = _one_for_each(group, len(ids))
-    epochs = _one_for_each(epoch, len(ids))
-    labels = [label("add", "a group", one) for one in groups]
-    numbers = [epoch_number(one) for one in epochs]
+    labels = document_labels(group, epoch, len(documents))
     records = []
-    for index, (id, document) in enumerate(zip(ids, documents, strict=True)):
+    for index, document in enumerate(documents):
+        id = ids[index]
+        own_group, own_epoch = labels[index]
         tokens = document_tokens(document, index, vocabulary_size, expected="1-D integers or text")
         if tokens.size > max_size:
             raise DocumentError(
@@ -103,18 +102,38 @@ def encode_documents(
                 namespace=namespace,
                 digest=id_digest(id, namespace),
                 added=0.0,
-                group=labels[index],
-                epoch=numbers[index],
+                group=own_group,
+                epoch=own_epoch,
                 symbols=encode_symbols(tokens, vocabulary_size),
             )
         )
     return records
 
 
-def _one_for_each(value: Any, count: int) -> Sequence[Any]:
-    """Return a value for each document: those of a sequence, or one that they share."""
-    is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
-    return value if is_sequence else [value] * count
+def document_labels(
+    group: str | Sequence[str], epoch: int | Sequence[int], count: int
+) -> list[tuple[str, int]]:
+    """Return the group and the epoch of each of `count` documents.
+
+    Args:
+        group: a group for all documents, or one for each.
+        epoch: an epoch for all documents, or one for each.
+        count: the number of documents.
+
+    Raises:
+        DocumentError: a group is invalid, or there is not one for each document.
+        ArgumentError: an epoch is invalid, or there is not one for each document.
+    """
+    groups = group if isinstance(group, list | tuple) else [group] * count
+    epochs = epoch if isinstance(epoch, list | tuple) else [epoch] * count
+    if len(groups) != count:
+        raise DocumentError(f"add: there are {len(groups)} groups, expected {count}")
+    if len(epochs) != count:
+        raise ArgumentError(f"add: there are {len(epochs)} epochs, expected {count}")
+    return [
+        (label("add", "a group", own_group), epoch_number(own_epoch))
+        for own_group, own_epoch in zip(groups, epochs, strict=True)
+    ]
 
 
 def store_tokenizer(tokenizer_json: str | None, directory: Path) -> None:

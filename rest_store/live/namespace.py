@@ -88,11 +88,11 @@ class Namespace(Store):
         Args:
             documents: token sequences (1-D integers, at least one), or texts, which are tokenized
                 without special tokens.
-            ids: one id for each document, 1..256 characters. A document whose id exists already, or
+            ids: one for each document, 1..256 characters. A document whose id exists already, or
                 comes earlier in `ids`, is not added again. None: new ids.
-            group: a label, such as the prompt that the documents answer: one for all, or one for
-                each; "": none. A replica takes one for all.
-            epoch: the epoch of the model that wrote them, likewise.
+            group: a label that the documents share, such as the prompt that they answer, or a list
+                with one for each document; "": none.
+            epoch: the epoch of the model that wrote them, or a list with one for each document.
 
         Returns:
             The ids, in the order of `documents`. Its `added` and `duplicates` say which documents
@@ -144,17 +144,17 @@ class Namespace(Store):
         return self.backend.writer().delete(document_ids("delete", ids), self.name)
 
     def discard(self, ids: Sequence[str], *, max_tokens: int | None = None) -> list[str]:
-        """Delete documents where that is quick: from the answers, and from small segments.
+        """Delete documents from the answers where that is quick: from small segments.
 
-        Deleted documents stay in unused bytes of the file of documents until the next `delete`, or
+        The bytes of deleted documents stay in the file of documents until the next `delete`, or
         until the datastore is opened for writing again.
 
         Args:
             ids: ids of documents, as in `delete`.
-            max_tokens: the size of the largest segment that is sorted again; None: all are.
+            max_tokens: the most tokens of a segment that is sorted again; None: no limit.
 
         Returns:
-            The ids of the documents that still exist, because their segments are larger or because
+            The ids of documents that still exist, because their segments are larger, or because
             segments are being merged.
 
         Raises:

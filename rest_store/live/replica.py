@@ -17,7 +17,6 @@ from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence
 from rest_store.errors import (
-    ArgumentError,
     DatastoreNotFoundError,
     DeadlineError,
     ProtocolError,
@@ -27,6 +26,7 @@ from rest_store.errors import (
 )
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.directory import is_live, make_directory
+from rest_store.live.encoder import document_labels
 from rest_store.live.follower import Follower
 from rest_store.live.records import Changes, DocumentRecord, Removal, is_time
 from rest_store.live.retention import Retention, RetentionTable
@@ -269,22 +269,26 @@ class Replica:
     ) -> AddedDocuments:
         """Add documents at the upstream, which validates them; return once they are visible here.
 
-        The arguments are those of `Writer.add`, but for a group or an epoch of each document.
-
-        Raises:
-            ArgumentError: there is a group or an epoch of each document.
+        The arguments are those of `Writer.add`. The documents of each group and epoch are one call.
         """
-        if not isinstance(group, str) or isinstance(epoch, Sequence):
-            raise ArgumentError(
-                f"{self.location}: a replica adds documents of one group and one epoch at a time"
-            )
         if not documents:
             return AddedDocuments([], set())
-        added, number = self._upstream.add(
-            documents, ids, namespace=namespace, group=group, epoch=epoch
-        )
-        self._wait(number)
-        return added
+        labels = document_labels(group, epoch, len(documents))
+        new: set[str] = set()
+        newest = 0
+        for own_group, own_epoch in dict.fromkeys(labels):
+            places = [place for place, own in enumerate(labels) if own == (own_group, own_epoch)]
+            added, number = self._upstream.add(
+                [documents[place] for place in places],
+                [ids[place] for place in places],
+                namespace=namespace,
+                group=own_group,
+                epoch=own_epoch,
+            )
+            new.update(added.added)
+            newest = max(newest, number)
+        self._wait(newest)
+        return AddedDocuments(ids, new)
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
         """Delete documents at the upstream; return their count once none is visible here."""
@@ -293,9 +297,11 @@ class Replica:
         return count
 
     def discard(self, ids: Sequence[str], namespace: str, max_positions: int | None) -> list[str]:
-        """Refuse: segments are the upstream's."""
-        expected = "deleted, or discarded where the datastore is"
-        raise WriterError(describe(self.location, "a document", "discarded on a replica", expected))
+        """Raise WriterError, since segments are the upstream's."""
+        raise WriterError(
+            f"{self.location}: documents cannot be discarded on a replica; delete them, or discard"
+            " them where the datastore is"
+        )
 
     def _wait(self, number: int) -> None:
         """Return once change `number` is visible here; raise DeadlineError after some seconds."""

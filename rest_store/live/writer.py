@@ -192,32 +192,32 @@ class Writer:
         return self._remove(namespace, find, deleted=True)
 
     def discard(self, ids: Sequence[str], namespace: str, max_positions: int | None) -> list[str]:
-        """Remove documents from answers, but for those in larger segments than `max_positions`.
+        """Remove documents from answers, except from segments larger than `max_positions`.
 
         Their bytes stay in the file of documents until the next deletion or opening. While segments
-        are merged, nothing is removed unless `max_positions` is None: that would have to wait.
+        are merged, nothing is removed unless `max_positions` is None, since it would have to wait.
 
         Returns:
-            The ids of the documents that still exist.
+            The ids of documents that still exist.
         """
         if max_positions is not None and self._sorting.locked():
             return list(ids)
-        digests = {id_digest(id, namespace): id for id in ids}
+        ids_by_digest = {id_digest(id, namespace): id for id in ids}
         left: list[str] = []
 
-        def find() -> Iterator[int]:
-            large = [
-                segment
-                for segment in self._present(namespace)
-                if max_positions is not None and segment.position_count > max_positions
-            ]
-            for digest, number in self._sorting_documents.numbers_by_digest(digests).items():
+        def find() -> Iterable[int]:
+            numbers = self._sorting_documents.numbers_by_digest(ids_by_digest)
+            large = []
+            for segment in self._present(namespace):
+                if max_positions is not None and segment.position_count > max_positions:
+                    large.append(segment)
+            for digest, number in numbers.items():
                 if any(segment.first <= number <= segment.last for segment in large):
-                    left.append(digests[digest])
+                    left.append(ids_by_digest[digest])
                 else:
                     yield number
 
-        self._remove(namespace, find, deleted=True, wiped=False)
+        self._remove(namespace, find, deleted=True, cleaned=False)
         return left
 
     def set_retention(self, namespace: str, retention: Retention) -> None:
@@ -414,7 +414,7 @@ class Writer:
         find: Callable[[], Iterable[int]],
         *,
         deleted: bool,
-        wiped: bool = True,
+        cleaned: bool = True,
     ) -> int:
         """Remove documents of a namespace; return their count.
 
@@ -425,13 +425,12 @@ class Writer:
             namespace: their namespace.
             find: returns their numbers.
             deleted: whether they are deleted. False: they are evicted.
-            wiped: whether no file may hold deleted documents afterwards.
+            cleaned: whether no file holds deleted documents afterwards.
         """
         with self._sorting:
             self._require_open()
             numbers = sorted(find())
-            is_wiped = deleted and wiped
-            if not numbers and not is_wiped:
+            if not numbers and not (deleted and cleaned):
                 return 0
             rest: dict[Segment, list[Segment]] = {}
             for segment in self._present(namespace):
@@ -445,7 +444,7 @@ class Writer:
                             rest[segment] = self._without(segment, numbers)
                         segments += rest[segment]
                     self._store({namespace: segments}, removed=numbers, deleted=deleted)
-                if is_wiped:
+                if deleted and cleaned:
                     self._clean()
         return len(numbers)
 

@@ -285,7 +285,7 @@ LIES: dict[str, tuple[bytes, str]] = {
     "no changes": (NOT_CHANGES, "Changes is 1 malformed bytes"),
     "a message that is too large": (bytes(70 << 20), "message is too large"),
     "another checksum": (message_of(added(2), 1), "checksum"),
-    "a gap": (message_of(added(4)), "changes is 4..4 of 4, and not in order"),
+    "a gap": (message_of(added(4)), "changes 4..4 of 4 are not in order"),
     "tokens of another tokenizer": (message_of(added(2, b"\1\x2c")), "a token is 300"),
 }
 
