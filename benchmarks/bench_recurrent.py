@@ -39,9 +39,10 @@ from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
 from rest_store.generation.cache import has_states
 from rest_store.generation.continuation import difference
-from rest_store.generation.deferred import Mixers
+from rest_store.generation.prefill import prefill
 from rest_store.generation.prepacking import prepacked_weights
 from rest_store.generation.seam import name_of_cache
+from rest_store.generation.verify import verifier_of
 
 WIDTHS = (1, 2, 9, 17)
 PROMPT = 64
@@ -179,38 +180,46 @@ def make_prompt(model: Any) -> torch.Tensor:
     return torch.randint(3, 200, (1, PROMPT), generator=torch.Generator().manual_seed(0))
 
 
-def measure_passes(model: Any, rounds: int) -> dict[str, float]:
+def measure_passes(model: Any, rounds: int) -> dict[str, Any]:
     """Return milliseconds of a pass over one token, and passes over more relative to it."""
-    name = str(name_of_cache(model))
     ids = make_prompt(model)
-    mixers = Mixers(model)
-    times: dict[int, list[float]] = {width: [] for width in WIDTHS}
-    with torch.no_grad():
-        for _ in range(rounds):
-            for width, taken in times.items():
-                cache = DynamicCache(config=model.config)
-                model(ids, use_cache=True, logits_to_keep=1, **{name: cache})
-                positions = torch.arange(PROMPT, PROMPT + width)[None]
-                with mixers.set_for(width) as settings:
-                    began = time.process_time()
-                    model(
-                        ids[:, :width],
-                        position_ids=positions,
-                        use_cache=True,
-                        **{name: cache},
-                        **settings,
-                    )
-                    taken.append(time.process_time() - began)
-    one = float(np.median(times[1]))
-    figures = {"one_token_ms": round(1e3 * one, 1)}
-    figures |= {
-        f"{width}_tokens": round(float(np.median(times[width])) / one, 2) for width in WIDTHS[1:]
-    }
+    drafts = {f"{width}_tokens": chain_of_length(width - 1) for width in WIDTHS[1:]}
+    drafts["17_tree"] = bushy_tree()
+    times: dict[str, list[float]] = {way: [] for way in ("one", *drafts)}
+    for _ in range(rounds):
+        for way, taken in times.items():
+            draft = drafts.get(way, chain_of_length(0))
+            cache = DynamicCache(config=model.config)
+            own = {str(name_of_cache(model)): cache, "position_ids": torch.arange(PROMPT)[None]}
+            with torch.no_grad():
+                prompt = prefill(model, ids, None, own)
+                verifier = verifier_of(model, prompt, max(WIDTHS))
+                began = time.process_time()
+                verifier.run(
+                    [5],
+                    [draft if verifier.shape == "tree" else chain_of_length(len(draft))],
+                    1 + len(draft),
+                )
+                taken.append(time.process_time() - began)
+                verifier.close()
+    one = float(np.median(times.pop("one")))
+    figures: dict[str, Any] = {"one_token_ms": round(1e3 * one, 1), "shape": verifier.shape}
+    figures |= {way: round(float(np.median(taken)) / one, 2) for way, taken in times.items()}
     if not has_states(cache):
         return figures
     began = time.process_time()
     difference(model)
     return figures | {"trial": round((time.process_time() - began) / one, 1)}
+
+
+def chain_of_length(length: int) -> TokenTree:
+    return TokenTree(range(3, 3 + length), range(-1, length - 1), [1] * length)
+
+
+def bushy_tree() -> TokenTree:
+    """16 nodes, of which 8 are a path and the others branches from it."""
+    parents = [*range(-1, 7), -1, -1, 0, 0, 1, 2, 3, 4]
+    return TokenTree(range(3, 19), parents, [1] * 16)
 
 
 def measure_speed(model: Any, tokens: int, rounds: int) -> dict[str, Any]:

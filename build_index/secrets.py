@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -155,9 +155,10 @@ def _detectors() -> tuple[Callable[[str], bool], ...]:
             for match in named.finditer(line)
         )
 
+    kinds: Iterable[Any] = get_mapping_from_secret_type_to_class().values()
     patterns = [
         pattern
-        for kind in get_mapping_from_secret_type_to_class().values()
+        for kind in kinds
         if issubclass(kind, RegexBasedDetector) and kind.__name__ not in _NOT_SECRET
         for pattern in kind().denylist
     ]

@@ -250,12 +250,11 @@ def flush(target: object, seconds: float | None = _GRACE_SECONDS) -> bool:
 
 
 def _owner(target: object) -> object:
-    """Return the datastore that a write to `target` changes.
+    """Return the object that `target` writes to.
 
-    A namespace belongs to a datastore, and does not report its own end.
+    The namespaces of a live datastore write to one back end, and only that is told of its end.
     """
-    live = getattr(target, "live", None)
-    return live if isinstance(live, Store) else target
+    return getattr(target, "backend", target) if isinstance(target, Store) else target
 
 
 def _size(documents: Sequence[OutputDocument]) -> int:

@@ -319,10 +319,16 @@ def has_states(cache: Any) -> bool:
 
     Only the layer classes of the seam count.
     """
-    layers = getattr(cache, "layers", ())
-    return any(
-        hasattr(layer, "conv_states") and hasattr(layer, "number_of_states") for layer in layers
-    )
+    return bool(layers_with_states(cache))
+
+
+def layers_with_states(cache: Any) -> set[int]:
+    """Return the numbers of the layers that hold such states."""
+    return {
+        number
+        for number, layer in enumerate(getattr(cache, "layers", ()))
+        if hasattr(layer, "conv_states") and hasattr(layer, "number_of_states")
+    }
 
 
 def holds_keys(cache: Cache) -> bool:

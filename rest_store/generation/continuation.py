@@ -8,6 +8,7 @@ state. Of the families of transformers it is known. Any other model is tried onc
 from __future__ import annotations
 
 import weakref
+from collections.abc import Set
 from typing import Any, TypeAlias
 
 import torch
@@ -63,11 +64,9 @@ def require_continuation(model: Any) -> None:
     Raises:
         NotSupportedError: they do something else, or raise an error.
     """
-    family = model.config.get_text_config(decoder=True).model_type
-    of_transformers = type(model).__module__.startswith("transformers.models.")
-    if of_transformers and family in EXACT:
+    if is_known(model):
         return
-    if of_transformers and family in INEXACT:
+    if is_known(model, INEXACT):
         raise _refusal(model, "not as exact: they are read from an empty state")
     if model not in _differences:
         try:
@@ -78,6 +77,12 @@ def require_continuation(model: Any) -> None:
     if not found <= most:  # nor not a number
         rounding = f"logits differ by {found:.2g} of their spread, by rounding at most {most:.2g}"
         raise _refusal(model, f"something else ({rounding})")
+
+
+def is_known(model: Any, families: Set[str] = EXACT) -> bool:
+    """Whether a model is of a family of transformers that is known to do so, or of others."""
+    family = model.config.get_text_config(decoder=True).model_type
+    return type(model).__module__.startswith("transformers.models.") and family in families
 
 
 def _refusal(model: Any, found: str) -> NotSupportedError:

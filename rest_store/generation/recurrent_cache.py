@@ -29,6 +29,7 @@ from transformers.cache_utils import (
 
 from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.cache import Pattern, TreeKVCache, TreeLayer, require_cache
+from rest_store.generation.tree_mixers import PassTree
 
 _MIXED = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
 
@@ -45,7 +46,8 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         _move_states(layer, self)
         # Of the latest pass, behind the state before it.
         self._conv_inputs: dict[int, torch.Tensor] = {}
-        self._recurrent_after: dict[int, torch.Tensor] = {}  # the latest pass
+        # The latest pass: a state, or what states are made of (`ReadNodes`).
+        self._recurrent_after: dict[int, Any] = {}
 
     def update_conv_state(
         self,
@@ -65,9 +67,12 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         return inputs
 
     def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any
-    ) -> torch.Tensor:
-        """Keep the state after a pass beside the one before it."""
+        self, recurrent_states: Any, state_idx: int = 0, **kwargs: Any
+    ) -> Any:
+        """Keep the state after a pass beside the one before it.
+
+        Of a pass over a tree it is `ReadNodes`.
+        """
         if not self.is_recurrent_states_initialized[state_idx]:
             self.lazy_initialization(recurrent_states=recurrent_states, state_idx=state_idx)
         self._recurrent_after[state_idx] = recurrent_states
@@ -98,6 +103,25 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
                 self.recurrent_states[index] = after
             else:  # a part of something larger
                 state.copy_(after)
+
+    def keep_nodes(self, rows: torch.Tensor, ends: torch.Tensor, tree: PassTree) -> None:
+        """Keep the states after a node of each row of the latest pass, which read trees.
+
+        Args:
+            rows: which are kept, int64[kept]; others stay as they were before.
+            ends: the node of each row, int64[rows].
+            tree: that was read.
+        """
+        sees, lineage = tree.at(ends)
+        for index, inputs in self._conv_inputs.items():
+            state = self.conv_states[index]
+            length = state.shape[-1]
+            columns = inputs.shape[-1] - tree.sees.shape[1] + lineage[:, :length].flip(-1)
+            after = inputs.gather(2, columns[:, None].expand(-1, inputs.shape[1], -1))
+            state[rows] = after[rows]
+        for index, read in self._recurrent_after.items():
+            state = self.recurrent_states[index]
+            state[rows] = read.state_at(state.float(), sees, ends)[rows].to(state.dtype)
 
     def drop(self) -> None:
         """Forget the latest pass."""
@@ -174,6 +198,17 @@ class RecurrentCache(TreeKVCache):
         """Where the first states are."""
         return self._states()[0].device
 
+    @property
+    def longest_window(self) -> int:
+        """The most inputs that a convolution's state holds; at least 1."""
+        windows = [
+            state.shape[-1]
+            for layer in self._of_states.values()
+            for state in layer.conv_states.values()
+            if state is not None
+        ]
+        return max(windows, default=1)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the tokens of the longest row, also where no layer has keys."""
         return max(self.lengths)
@@ -191,6 +226,20 @@ class RecurrentCache(TreeKVCache):
                 layer.keep(ends)
         self.drop()
         self.keep([range(end) for end in ends])
+
+    def keep_paths(self, paths: Sequence[Sequence[int]], tree: PassTree) -> None:
+        """Keep the tokens at `paths` of the latest pass, which read trees; drop the others.
+
+        Args:
+            paths: as in `TreeKVCache.keep`.
+            tree: that was read.
+        """
+        rows = torch.tensor([row for row, path in enumerate(paths) if path], device=self.device)
+        ends = torch.tensor([path[-1] if path else 0 for path in paths], device=self.device)
+        for layer in self._of_states.values():
+            layer.keep_nodes(rows, ends, tree)
+        self.drop()
+        self.keep(paths)
 
     def drop(self) -> None:
         """Forget the states after the latest pass."""

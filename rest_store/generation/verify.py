@@ -1,8 +1,9 @@
 """Verification of drafts: one forward pass over the last token and its draft (REST, section 3.3).
 
-Models that keep keys and values verify trees; those with recurrent state verify chains, in
-`deferred`. That is imported where it is needed, since early releases of transformers 5 have no such
-caches. Nothing here is thread-safe.
+Models that keep keys and values verify trees, in this module. So do those with recurrent state
+whose mixers can read trees, in `state_trees`. Others verify chains, in `deferred`. Both are
+imported where they are needed, since early releases of transformers 5 have no such caches. Nothing
+here is thread-safe.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.generation.cache import TreeKVCache, has_states
+from rest_store.generation.cache import TreeKVCache, has_states, layers_with_states
 from rest_store.generation.passes import TreePasses, Verifier
 from rest_store.generation.prefill import PrefilledPrompt
 
@@ -72,6 +73,13 @@ def verifier_of(model: Any, prompt: PrefilledPrompt, room: int) -> Verifier:
     """Return the verifier of drafts behind `prompt`; arguments and errors as of `TreeVerifier`."""
     if not has_states(prompt.cache):
         return TreeVerifier(model, prompt, room)
+    from rest_store.generation.continuation import is_known
     from rest_store.generation.deferred import DeferredVerifier
+    from rest_store.generation.state_trees import StateTreeVerifier
+    from rest_store.generation.tree_mixers import TreeMixers
 
-    return DeferredVerifier(model, prompt, room)
+    layers = layers_with_states(prompt.cache)
+    mixers = TreeMixers.of(model, layers) if is_known(model) else None
+    if mixers is None:
+        return DeferredVerifier(model, prompt, room)
+    return StateTreeVerifier(model, prompt, room, mixers)

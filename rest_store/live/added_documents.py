@@ -1,4 +1,4 @@
-"""What became of documents that were to be added."""
+"""The result of an addition: `AddedDocuments`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence, Set
 
 
 class AddedDocuments(list[str]):
-    """The ids of documents that were to be added, in their order.
+    """The ids of the documents of one addition, in their order.
 
     Args:
-        ids: of all documents.
-        new: those of `ids` that were not there before.
+        ids: the ids of all documents.
+        new: the ids that did not exist before.
 
     Attributes:
         added: ids of the documents that were added.
-        duplicates: ids of those that were not, since a document with their id was there already, or
-            came before.
+        duplicates: ids of the documents that were not added, because a document with the same id
+            existed or came earlier in the addition.
     """
 
     def __init__(self, ids: Sequence[str], new: Set[str]) -> None:
@@ -24,5 +24,8 @@ class AddedDocuments(list[str]):
         self.duplicates: list[str] = []
         left = set(new)
         for id in ids:
-            (self.added if id in left else self.duplicates).append(id)
-            left.discard(id)
+            if id in left:
+                self.added.append(id)
+                left.remove(id)
+            else:
+                self.duplicates.append(id)

@@ -1,4 +1,4 @@
-"""A thread that works beside queries and additions, at a low priority."""
+"""A thread for work beside queries and additions: `Background`."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from rest_store.errors import error_text
 
 # With 19, additions wait longer for locks that the thread holds while others use all cores.
 _NICENESS = 15
-_PAUSE = 0.02  # seconds until the next look for work when there was none
-_MAX_PAUSE = 5.0  # after failures, each of which doubles the pause
-# So many times as long as a look takes it pauses: with thousands of namespaces that is not short.
-_IDLE_SHARE = 20
+_PAUSE_SECONDS = 0.02  # until the next call, if there was no work
+_MAX_PAUSE_SECONDS = 5.0  # each failure doubles the pause, up to this
+# The pause is at least so many times as long as the call. With thousands of namespaces, a call
+# without work takes a while.
+_MIN_PAUSE_RATIO = 20
 
 
 class Background:
-    """Calls `work` again and again, until it is stopped or nobody
-    has its owner. What fails is tried again.
+    """A thread that calls `work` until it is stopped or its owner is gone.
 
-    On Linux the thread has a low priority: it gives way to queries and additions where cores are
-    few.
+    It calls a failed `work` again. On Linux the thread has a low priority: where cores are few, it
+    gives way to queries and additions.
 
     Args:
-        owner: what the work is for; not kept alive.
+        owner: the object that needs the work. The thread does not keep it alive.
         work: does one piece of work; returns whether there may be more.
-        abandoned: called by the thread when the owner is gone. (Whoever collects the owner may hold
-            any lock.)
+        abandoned: the thread calls it once the owner is gone. The thread that collects the owner
+            does not, since it may hold any lock.
 
     Attributes:
-        failure: what the latest failure was, as text; None since work has succeeded again.
+        failure: the latest failure as text; None once `work` has succeeded again.
     """
 
     def __init__(
@@ -49,23 +49,28 @@ class Background:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the piece of work in progress."""
+        """End the thread after its present piece of work."""
         self._stopped.set()
         self._thread.join()
 
     def _run(self) -> None:
-        if sys.platform == "linux":  # elsewhere threads have no priority of their own
+        if sys.platform == "linux":  # other systems have no priorities of threads
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        pause = _PAUSE
+        pause = _PAUSE_SECONDS
         while not self._stopped.is_set():
             if self._owner() is None:
                 self._abandoned()
                 return
-            began = time.thread_time()
+            start = time.thread_time()
             try:
-                busy, self.failure, pause = self._work(), None, _PAUSE
-            except Exception as error:  # such as a full disk, or a service that is away
-                busy, self.failure, pause = False, error_text(error), min(2 * pause, _MAX_PAUSE)
-            if not busy:
-                self._stopped.wait(max(pause, _IDLE_SHARE * (time.thread_time() - began)))
+                has_more = self._work()
+                self.failure = None
+                pause = _PAUSE_SECONDS
+            except Exception as error:  # such as a full disk, or an unreachable service
+                has_more = False
+                self.failure = error_text(error)
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+            if not has_more:
+                seconds = time.thread_time() - start
+                self._stopped.wait(max(pause, _MIN_PAUSE_RATIO * seconds))

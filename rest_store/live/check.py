@@ -1,4 +1,4 @@
-"""A full read of a live datastore: its documents, and its segments in files."""
+"""The verification of a live datastore: all of its documents, and its segments in files."""
 
 from __future__ import annotations
 
@@ -14,38 +14,40 @@ from rest_store.live.segment import open_segment
 
 
 def check_live(
-    path: Path, *, announce: Callable[[str], object] = lambda stage: None
+    path: Path, *, announce: Callable[[str], object] = lambda file: None
 ) -> tuple[int, int]:
-    """Compare the documents of a live datastore, and its segments in files, with their checksums.
+    """Read all documents and all segments in files, and compare their checksums.
 
-    Another process may go on writing: a segment that it replaces meanwhile is left out. Damaged
-    segments are no loss: opening the datastore for writing sorts them anew from the documents.
+    Another process may go on writing. A segment that it replaces meanwhile is skipped. A damaged
+    segment is no loss: opening the datastore for writing sorts it again from the documents.
 
     Args:
-        path: its directory.
-        announce: called with what is read next.
+        path: the directory of the live datastore.
+        announce: called with the name of each segment, and of the file of documents, before it is
+            read.
 
     Returns:
-        How many segments in files, and tokens of documents, were verified.
+        The number of verified segments, and the number of verified tokens of documents.
 
     Raises:
         StorageError: documents cannot be read, or are damaged.
         DatastoreError: the subclass that names the first fault of a segment.
     """
-    segments = tokens = 0
+    segments = 0
+    size = 0
     with closing(Documents(path, read_only=True)) as documents:
-        size = documents.tokenizer().vocabulary_size
-        for record in documents.records():
+        vocabulary_size = documents.tokenizer().vocabulary_size
+        for record in documents.segment_records():
             announce(record.name)
             try:
-                open_segment(path, record, size, verify=True)
-                segments += 1
+                open_segment(path, record, vocabulary_size, verify=True)
             except DatastoreError:
-                if record in documents.records():
+                if record in documents.segment_records():
                     raise
+            else:
+                segments += 1
         announce(DOCUMENTS_FILE_NAME)
-        for name in documents.namespaces():
-            tokens += sum(
-                len(document.symbols) for document in documents.read(namespace=name)
-            ) // token_width(size)
-    return segments, tokens
+        for namespace in documents.namespaces():
+            for document in documents.read(namespace=namespace):
+                size += len(document.symbols)
+    return segments, size // token_width(vocabulary_size)

@@ -1,12 +1,10 @@
-"""`rest-store live`: add to a live datastore, delete from it, and freeze it.
-
-And what `rest-store info` shows of it.
-"""
+"""The commands `rest-store live`, and the text of `rest-store info` for a live datastore."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +20,15 @@ from rest_store.terminal import loading
 
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
+    from rest_store.live.live_info import LiveInfo
 
 
 @click.group(cls=Group, context_settings=SETTINGS)
 def live() -> None:
     """Add to live datastores, delete from them, and freeze them.
 
-    A live datastore grows while it is queried. One process writes it: while a service or a script
-    does, `add` and `delete` are refused, and `export` and `rest-store info` work.
+    A live datastore grows while it is queried. One process writes it. While a service or a script
+    writes it, `add` and `delete` are refused, but `export` and `rest-store info` work.
     """
 
 
@@ -37,40 +36,48 @@ def show(directory: Path, *, as_json: bool) -> None:
     """Print what `rest-store info` shows of the live datastore in `directory`."""
     with _open(directory, read_only=True) as store:
         info = store.info()
-    tokenizer, size = (
-        info.tokenizer,
-        sum(path.stat().st_size for path in directory.glob("documents.sqlite*")),
-    )
-    built, oldest = (
-        time and time.isoformat(timespec="seconds") for time in (info.built, info.oldest)
-    )
+    tokenizer = info.tokenizer
+    documents_size = sum(path.stat().st_size for path in directory.glob("documents.sqlite*"))
+    oldest = _time_text(info.oldest)
+    newest = _time_text(info.built)
     if as_json:
         facts = {
             **asdict(info),
             "path": str(directory),
-            "documents_size": size,
+            "documents_size": documents_size,
             "tokenizer": tokenizer.to_manifest(),
+            "built": newest,
+            "oldest": oldest,
+            "live": True,
         }
-        click.echo(
-            json.dumps(
-                {**facts, "built": built, "oldest": oldest, "live": True}, ensure_ascii=False
-            )
-        )
+        click.echo(json.dumps(facts, ensure_ascii=False))
         return
-    limits = [] if info.max_tokens is None else [counted(info.max_tokens, "token")]
-    limits += [] if info.max_age is None else [f"{info.max_age / 3600:g} hours"]
-    limits += [] if info.max_epochs is None else [counted(info.max_epochs, "epoch")]
-    rows = [
+    table_rows = [
         ("live", str(info.path)),
         ("tokens", f"{info.token_count:,} in {counted(info.document_count, 'document')}"),
-        ("limits", ", ".join(limits) or "none"),
+        ("retention", _retention_text(info)),
         ("tokenizer", f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')}"),
-        ("added", f"{oldest} to {built}" if info.document_count else "nothing"),
-        ("documents", f"{size_text(size)} in SQLite"),
+        ("added", f"{oldest} to {newest}" if info.document_count else "nothing"),
+        ("documents", f"{size_text(documents_size)} in SQLite"),
         ("segments", f"{info.shard_count}, {size_text(info.size)} in files"),
         ("identity", f"{tokenizer.fingerprint[:23]}..."),
     ]
-    click.echo(table(rows))
+    click.echo(table(table_rows))
+
+
+def _time_text(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat(timespec="seconds")
+
+
+def _retention_text(info: LiveInfo) -> str:
+    texts = []
+    if info.max_tokens is not None:
+        texts.append(counted(info.max_tokens, "token"))
+    if info.max_age is not None:
+        texts.append(f"{info.max_age / 3600:g} hours")
+    if info.max_epochs is not None:
+        texts.append(counted(info.max_epochs, "epoch"))
+    return ", ".join(texts) or "everything"
 
 
 @live.command(
@@ -112,9 +119,9 @@ def add(
     """Add documents to the live datastore DIR, or create it with them.
 
     Each PATH is read as `rest-build` reads a corpus: a file of text (one document), JSON, JSONL or
-    parquet, a directory or an address. Documents that it already has are not added again, so an
-    interrupted command can be repeated. With --json, `ids` has what `rest-store live delete` takes,
-    in the order of the documents.
+    parquet, a directory or an address. Documents that exist already are not added again, so an
+    interrupted command can be repeated. With --json, `ids` lists the ids for `rest-store live
+    delete`, in the order of the documents.
     """
     from build_index.corpus import empty_corpora, open_corpus
     from build_index.documents import CorpusCounts, batches
@@ -124,29 +131,34 @@ def add(
 
     corpora = [open_corpus(CorpusSpec(path, **reading)) for path in paths]
     if tokenizer is None and not is_live(directory):
-        _open(directory)  # says what is there instead
+        _open(directory)  # raises the error that says why it is not live
     source = tokenizer or directory / TOKENIZER_FILE_NAME
     with loading(f"tokenizer {source}"):
         target = load_tokenizer(source, chat_template=chat_template)
     ids: list[str] = []
-    counts = CorpusCounts()  # of what the chat template refuses and leaves out
-    duplicates = tokens = without_tokens = 0
+    counts = CorpusCounts()  # conversations that the chat template refuses or shortens
+    duplicates = 0
+    tokens = 0
+    without_tokens = 0
     with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store:
         for batch in batches(document for corpus in corpora for document in corpus):
-            encoded = target.encode_counted(batch, counts)
-            some = {
-                index: found
-                for index, found in enumerate(encoded)
-                if found is not None and len(found)
-            }
-            # Named for its content, a document that is there is not added again.
-            added = store.add(
-                list(some.values()), [content_digest(batch[index]).hex() for index in some]
-            )
+            encoded = []
+            digests = []
+            for document, document_tokens in zip(
+                batch, target.encode_counted(batch, counts), strict=True
+            ):
+                if document_tokens is None:  # the chat template refused it
+                    continue
+                if not len(document_tokens):
+                    without_tokens += 1
+                    continue
+                tokens += len(document_tokens)
+                encoded.append(document_tokens)
+                digests.append(content_digest(document).hex())
+            # The id is a digest of the content, so a document that exists is not added again.
+            added = store.add(encoded, digests)
             ids += added
             duplicates += len(added.duplicates)
-            tokens += sum(map(len, some.values()))
-            without_tokens += sum(found is not None and not len(found) for found in encoded)
         if not ids:
             corpora[0].counts += counts
             raise empty_corpora(corpora, without_tokens)
@@ -154,22 +166,26 @@ def add(
     for corpus in corpora:
         counts += corpus.counts
     if as_json:
-        facts: dict[str, Any] = {"skipped": dict(counts.skipped)}
-        facts |= {
+        facts = {
+            "path": str(directory),
+            "skipped": dict(counts.skipped),
             "documents": len(ids),
             "duplicates": duplicates,
             "tokens": tokens,
             "without_tokens": without_tokens,
+            "left_out": dict(counts.left_out),
+            "refusal": counts.refusal,
+            "token_count": described.token_count,
+            "document_count": described.document_count,
+            "ids": ids,
         }
-        facts |= {"left_out": dict(counts.left_out), "refusal": counts.refusal}
-        facts |= {"token_count": described.token_count, "document_count": described.document_count}
-        click.echo(json.dumps({"path": str(directory), **facts, "ids": ids}))
+        click.echo(json.dumps(facts))
         return
     click.echo(
-        f"{directory}: {counted(len(ids), 'document')} read, {duplicates:,} of them there already,"
+        f"{directory}: {counted(len(ids), 'document')} read, {duplicates:,} of them existed already"
     )
-    there = counted(described.document_count, "document")
-    click.echo(f"now {there} of {counted(described.token_count, 'token')} there")
+    documents = counted(described.document_count, "document")
+    click.echo(f"now {documents} with {counted(described.token_count, 'token')}")
     largest = {reason: example for reason, (_, example) in counts.largest.items()}
     for text in skipped_texts(counts.skipped, counts.sizes, largest):
         click.echo(f"left out: {text}")
@@ -184,9 +200,7 @@ def add(
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @json_option
 def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
-    """Delete the documents with these IDs from the live
-    datastore DIR: from all answers and files.
-    """
+    """Delete the documents with these IDs from all answers and files of the live datastore DIR."""
     with _open(directory) as store:
         count = store.delete(ids)
     named = len(set(ids))  # equal documents have one id
@@ -203,16 +217,11 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
     required=True,
     metavar="DIR",
     type=PATH,
-    help=(
-        "Destination of the result: the datastore's directory; an old datastore there is replaced."
-    ),
+    help="Directory of the frozen datastore; an old datastore there is replaced.",
 )
 @json_option
 def export(directory: Path, out: Path, as_json: bool) -> None:
-    """Freeze the live datastore DIR as it is now into a datastore of its own.
-
-    DIR stays as it is.
-    """
+    """Write the documents of the live datastore DIR as a frozen datastore. DIR stays as it is."""
     from rest_store.live.export import export as export_live
 
     with _open(directory, read_only=True) as store:

@@ -1,4 +1,4 @@
-"""Compaction: which segments are merged next, and when additions wait for it."""
+"""Compaction: the choice of the segments that are merged next."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ from collections.abc import Sequence
 from rest_store.live.retention import Retention
 from rest_store.live.segment import Segment
 
-_RATIO = 4  # with 2 each token would be sorted as often, and there would be twice the segments
-BACKLOG = 4  # segments to be merged from which on merging does not keep up with additions
-STALL = 0.02  # seconds that each addition waits then, which leaves cores to compaction
+# With a ratio of 2, tokens would be sorted as often, and there would be twice as many segments.
+_MAX_SIZE_RATIO = 4
+# From a run of this many segments on, compaction is behind. Each addition then waits, which leaves
+# cores to compaction.
+MAX_BACKLOG = 4
+STALL_SECONDS = 0.02
 
 
 def segments_to_merge(
     segments: Sequence[Segment], retention: Retention, *, whole: bool = False
 ) -> list[Segment]:
-    """Return segments that follow one another and are to become one; [] if there are none.
+    """Return consecutive segments that are to become one; [] if there are none.
 
-    Each older segment joins if it is no larger than four times all newer ones of the run together.
-    So sizes grow geometrically with age: there are few segments, and each token is sorted a
-    logarithmic number of times.
+    An older segment joins the run if it is no larger than four times all newer ones of the run
+    together. So sizes grow geometrically with age: there are few segments, and each token is sorted
+    a logarithmic number of times.
 
     Args:
-        segments: those in files, oldest first.
+        segments: the segments of a namespace in files, oldest first.
         retention: how large segments may be.
-        whole: join older segments however large they are.
+        whole: older segments join however large they are.
     """
     for end in range(len(segments), 1, -1):
         start = end - 1
-        total = segments[start].position_count
+        positions = segments[start].position_count
         while start > 0:
             older = segments[start - 1]
-            if total + older.position_count > retention.largest:
+            if positions + older.position_count > retention.max_segment_positions:
                 break
-            if older.position_count > _RATIO * total and not whole:
+            if older.position_count > _MAX_SIZE_RATIO * positions and not whole:
                 break
-            if not retention.may_span(older.oldest, segments[end - 1].newest):
+            if not retention.allows_times(older.oldest, segments[end - 1].newest):
                 break
             start -= 1
-            total += older.position_count
+            positions += older.position_count
         if end - start > 1:
             return list(segments[start:end])
     return []

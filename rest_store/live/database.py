@@ -1,6 +1,4 @@
-"""The file of a live datastore's documents as SQLite has it: its
-tables, its opening, and its errors.
-"""
+"""The SQLite file of a live datastore: its tables, its opening, and its errors."""
 
 from __future__ import annotations
 
@@ -13,12 +11,13 @@ from typing import Any
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.errors import DatastoreFormatError, StorageError, describe
 
-_FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
-_PATIENCE = 5_000  # milliseconds to wait for a lock of SQLite, and for readers of older states
-# Changes are made under the `id` of `properties`, and those up to `newest` of an earlier opening
-# under another one. `newest` is the number of the newest change, `forgotten` that of the newest
-# removal that is not stored any more. While `unclean`, unused bytes of the file or its log may hold
-# what was deleted.
+_VERSION = 1
+_PROGRAM = 0x52535430  # "RST0"
+_PATIENCE_MS = 5_000  # for a lock of SQLite, and for readers of an older state
+# properties: `id` is the present id of the datastore, `newest` the number of the newest change, and
+#   `forgotten` the number of the newest removal that is not stored any more. While `unclean` is not
+#   0, unused bytes of the file or its log may hold deleted documents.
+# openings: maps each earlier id to the number of the last change that was made under it.
 SCHEMA = f"""
 CREATE TABLE openings (id TEXT PRIMARY KEY, newest INTEGER NOT NULL);
 CREATE TABLE properties (
@@ -39,24 +38,29 @@ CREATE TABLE removals (
 CREATE TABLE segments (
     name TEXT PRIMARY KEY, namespace TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
     oldest REAL NOT NULL, newest REAL NOT NULL, sha256 BLOB NOT NULL) WITHOUT ROWID;
-PRAGMA application_id={_FORMAT[1]};
-PRAGMA user_version={_FORMAT[0]}"""
+PRAGMA application_id={_PROGRAM};
+PRAGMA user_version={_VERSION}"""
 
 
 class Database:
-    """An open file, which has a write-ahead log with `synchronous=FULL`.
+    """An open SQLite file with a write-ahead log.
 
-    What a transaction has stored when it ends survives a kill and a loss of power. Other threads
-    and processes open the file again.
+    A transaction that has ended survives a kill and a loss of power (`synchronous=FULL`). Each
+    thread and process opens the file for itself.
 
     Args:
-        directory: of the live datastore.
-        read_only: whether another connection writes it.
-        is_replica: whether what a loss of power undoes may be stored again (`synchronous=NORMAL`).
+        directory: the directory of the live datastore.
+        read_only: whether only another connection writes the file.
+        is_replica: whether a loss of power may undo transactions, because the upstream sends their
+            changes again (`synchronous=NORMAL`).
 
     Raises:
-        DatastoreFormatError: the file is something else, or of another release.
-        StorageError: SQLite cannot open it.
+        DatastoreFormatError: the file has another format, or another release wrote it.
+        StorageError: SQLite cannot open the file.
+
+    Attributes:
+        path: the file.
+        is_new: whether the file has no tables yet.
     """
 
     def __init__(
@@ -64,18 +68,18 @@ class Database:
     ) -> None:
         self.path = directory / DOCUMENTS_FILE_NAME
         with self._named_errors("opened"):
-            uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+            mode = "ro" if read_only else "rwc"
+            uri = f"{self.path.absolute().as_uri()}?mode={mode}"
             self._database = sqlite3.connect(
                 uri, uri=True, isolation_level=None, check_same_thread=False
             )
             try:
-                self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
+                self._database.execute(f"PRAGMA busy_timeout={_PATIENCE_MS}")
                 self.is_new = self._has_no_tables()
                 if not read_only:
+                    synchronous = "NORMAL" if is_replica else "FULL"
                     self._database.execute("PRAGMA journal_mode=WAL")
-                    self._database.execute(
-                        f"PRAGMA synchronous={'NORMAL' if is_replica else 'FULL'}"
-                    )
+                    self._database.execute(f"PRAGMA synchronous={synchronous}")
                     self._database.execute("PRAGMA secure_delete=ON")
             except BaseException:
                 self._database.close()
@@ -84,26 +88,34 @@ class Database:
     def _has_no_tables(self) -> bool:
         """Return whether the file is still empty.
 
-        Raise DatastoreFormatError unless it is that or in this format.
+        Raises:
+            DatastoreFormatError: it is neither empty nor in this format.
         """
-        found = self._number("PRAGMA user_version"), self._number("PRAGMA application_id")
-        if found == _FORMAT:
+        version = self._number("PRAGMA user_version")
+        program = self._number("PRAGMA application_id")
+        if (version, program) == (_VERSION, _PROGRAM):
             return False
-        if found != (0, 0) or self._number("SELECT count(*) FROM sqlite_master"):
-            words = [
-                f"{version} (of {application:#x})" for version, application in (found, _FORMAT)
-            ]
-            raise DatastoreFormatError("live", describe(self.path, "format version", *words))
-        return True
+        is_empty = self._number("SELECT count(*) FROM sqlite_master") == 0
+        if (version, program) == (0, 0) and is_empty:
+            return True
+        raise DatastoreFormatError(
+            "live",
+            describe(
+                self.path,
+                "format version",
+                f"{version} (of {program:#x})",
+                f"{_VERSION} (of {_PROGRAM:#x})",
+            ),
+        )
 
     def close(self) -> None:
-        """Close the file; may be called again."""
+        """Close the file. It may be called again."""
         with self._named_errors("closed"):
             self._database.close()
 
     @contextmanager
     def one_state(self) -> Iterator[None]:
-        """Read one state of the file within the block, whatever others write meanwhile."""
+        """Within the block, read one state of the file, whatever others write meanwhile."""
         with self._named_errors("read"):
             self._database.execute("BEGIN")
         try:
@@ -113,7 +125,7 @@ class Database:
                 self._database.execute("COMMIT")
 
     def version(self) -> int:
-        """Return a number that changes whenever another connection has written."""
+        """Return a number that changes with each write of another connection."""
         return int(self._rows("PRAGMA data_version")[0][0])
 
     def _rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
@@ -124,12 +136,13 @@ class Database:
         return int(self._database.execute(statement, arguments).fetchone()[0])
 
     @contextmanager
-    def _transaction(self, done: str) -> Iterator[None]:
-        """Change the file within the block, as a whole or not at all.
+    def _transaction(self, operation: str) -> Iterator[None]:
+        """Within the block, change the file as a whole or not at all.
 
-        `done` as in `_named_errors`.
+        Args:
+            operation: as in `_named_errors`.
         """
-        with self._named_errors(done):
+        with self._named_errors(operation):
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -140,11 +153,13 @@ class Database:
                 raise
 
     @contextmanager
-    def _named_errors(self, done: str) -> Iterator[None]:
-        """Raise StorageError for an error of SQLite or a damaged text
-        within the block: documents cannot be `done`.
+    def _named_errors(self, operation: str) -> Iterator[None]:
+        """Within the block, raise StorageError for errors of SQLite and for damaged text.
+
+        Args:
+            operation: a participle for the message: documents cannot be `operation`.
         """
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise StorageError(f"{self.path}: documents cannot be {done} ({error})") from error
+            raise StorageError(f"{self.path}: documents cannot be {operation} ({error})") from error

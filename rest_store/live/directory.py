@@ -1,6 +1,4 @@
-"""The directory of a live datastore: what lies in it, and
-the lock of the process that writes it.
-"""
+"""The directory of a live datastore: whether it is one, and the lock of its writer."""
 
 from __future__ import annotations
 
@@ -15,62 +13,70 @@ from rest_store.errors import (
     DatastoreNotFoundError,
     StorageError,
     WriterError,
-    describe,
 )
 
 _LOCK_NAME = "writer.lock"
-# In a directory that was being begun when the process was killed.
-_BEGUN = {_LOCK_NAME, TOKENIZER_FILE_NAME}
+# The files of a directory whose creation was killed.
+_FIRST_FILES = {_LOCK_NAME, TOKENIZER_FILE_NAME}
 
 
 def is_live(path: Path) -> bool:
     """Return whether `path` is the directory of a live datastore.
 
-    False if it cannot be looked at.
+    False if the directory cannot be read. Opening it then raises the error.
     """
     try:
         return (path / DOCUMENTS_FILE_NAME).is_file()
-    except OSError:  # no permission, or a name that is too long: opening it raises the error
+    except OSError:  # no permission, or a name that is too long
         return False
 
 
 def require_live(directory: Path, *, new: bool) -> None:
-    """Check that there is a live datastore, or with `new` that one may be begun.
+    """Raise an error unless this is the directory of a live datastore.
+
+    Args:
+        directory: the directory.
+        new: whether it may also be absent or empty, so that a live datastore can be created.
 
     Raises:
-        DatastoreNotFoundError: there is none.
+        DatastoreNotFoundError: it is absent or empty, and not `new`.
         DatastoreFormatError: it holds a frozen datastore, or something else.
         StorageError: it cannot be read, or is a file.
     """
     if is_live(directory):
         return
-    what = "live datastore"
+    names = _names(directory) - _FIRST_FILES
+    if MANIFEST_NAME in names:
+        raise DatastoreFormatError(
+            "live",
+            f"{directory}: the datastore is a frozen one, expected a live one or an empty"
+            " directory",
+        )
+    if names:
+        raise DatastoreFormatError(
+            "live",
+            f"{directory}: this is not a live datastore, expected one or an empty directory",
+        )
+    if not new:
+        raise DatastoreNotFoundError(
+            f"{directory}: there is no live datastore; give a tokenizer to create one"
+        )
+
+
+def _names(directory: Path) -> set[str]:
+    """Return the names of a directory's entries; none if it is absent."""
     try:
-        entries = {entry.name for entry in directory.iterdir()} - _BEGUN
+        return {entry.name for entry in directory.iterdir()}
     except FileNotFoundError:
-        entries = set()
+        return set()
     except OSError as error:
         raise StorageError(
             f"{directory}: the directory cannot be read ({error.strerror})"
         ) from error
-    if MANIFEST_NAME in entries:
-        raise DatastoreFormatError(
-            "live",
-            describe(directory, "datastore", "a frozen one", "a live one, or a new directory"),
-        )
-    if entries:
-        raise DatastoreFormatError(
-            "live",
-            describe(directory, what, "a directory of something else", "one, or a new directory"),
-        )
-    if not new:
-        raise DatastoreNotFoundError(
-            describe(directory, what, "absent", "one; give a tokenizer for a new one")
-        )
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory unless it is there; raise StorageError if that cannot be."""
+    """Make a directory if it is absent; raise StorageError if that is not possible."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -80,12 +86,12 @@ def make_directory(directory: Path) -> None:
 
 
 def take_writer_lock(directory: Path) -> Callable[[], None]:
-    """Take the lock of a directory, and return what releases it.
+    """Take the writer's lock of a directory, and return a function that releases it.
 
-    So does the end of the process and its children.
+    The end of the process and of its children releases it, too.
 
     Raises:
-        WriterError: it is taken, by another process or by this one.
+        WriterError: another process has it, or this process.
         StorageError: the directory cannot be written, or its file system has no locks.
     """
     try:
@@ -95,6 +101,8 @@ def take_writer_lock(directory: Path) -> Callable[[], None]:
             f"{directory}: the live datastore cannot be written ({error.strerror})"
         ) from error
     if release is None:
-        expected = "free; open it with read_only=True, or use the service that writes it"
-        raise WriterError(describe(directory, "the writer's lock", "taken", expected))
+        raise WriterError(
+            f"{directory}: the writer's lock is taken; open the datastore with read_only=True, or"
+            " use the service that writes it"
+        )
     return release

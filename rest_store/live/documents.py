@@ -1,5 +1,7 @@
-"""The documents of a live datastore, in SQLite: the truth that
-segments are sorted from, and their log until then.
+"""The documents of a live datastore, in SQLite.
+
+Everything else is derived from them: segments are sorted from the documents, and can be sorted
+again. Until a document is in a segment, the file is its log.
 """
 
 from __future__ import annotations
@@ -7,56 +9,45 @@ from __future__ import annotations
 import heapq
 import json
 import operator
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import ArgumentError, DatastoreFormatError, StorageError, describe
 from rest_store.live.database import SCHEMA, Database
-from rest_store.live.retention import Limits, Retention
-from rest_store.live.upstream import Changes, DocumentRecord, Removal, is_time
+from rest_store.live.records import (
+    Changes,
+    DocumentRecord,
+    Removal,
+    SegmentRecord,
+    is_segment_record,
+    is_time,
+)
+from rest_store.live.retention import Retention, RetentionTable
 
-_MAX_REMOVALS = 1 << 16  # that are stored
-_MAX_OPENINGS = 1 << 10  # likewise
-_OVERHEAD = 64  # bytes of a change besides its tokens, about
-_SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
-
-
-class SegmentRecord(NamedTuple):
-    """A segment in files: those of the documents `first .. last` that are there.
-
-    Attributes:
-        name: of its files.
-        namespace: of its documents.
-        oldest: when the first of them was added, in seconds since 1970; `newest`: the last.
-        sha256: of its tokens; the file of its suffixes names them by that, too.
-    """
-
-    name: str
-    namespace: str
-    first: int
-    last: int
-    oldest: float
-    newest: float
-    sha256: bytes
+_MAX_REMOVALS = 1 << 16  # rows of the table
+_MAX_OPENINGS = 1 << 10  # rows of the table
+_CHANGE_BYTES = 64  # an estimate for a change without its tokens
+_MAX_NUMBER = 2**62
 
 
 class Documents(Database):
-    """An open file of documents, with the records of segments and the limits. One thread at a time.
+    """An open file of documents, segment records and retention. Not thread-safe.
 
     Raises:
-        StorageError: in all methods, if SQLite cannot read or write, or what it reads is damaged.
+        StorageError: all methods raise it if SQLite cannot read or write, or if a row is damaged.
     """
 
-    _has_changed = False  # since it was opened
+    _has_changed = False  # by this opening
 
     def create(self, tokenizer: TokenizerIdentity, location: str = "") -> None:
-        """Make the tables of a new file, for tokens of `tokenizer`.
+        """Create the tables of a new file.
 
-        A replica has the `location` of its upstream.
+        Args:
+            tokenizer: identity of the tokenizer of all tokens.
+            location: the location of a replica's upstream; "": it is no replica.
         """
         with self._transaction("created"):
             for statement in SCHEMA.split(";"):
@@ -65,10 +56,10 @@ class Documents(Database):
             self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?, ?, ?)", properties)
         self.is_new = False
 
-    # --- Reading ----------------------------------------------------------------------------------
+    # --- Reading properties -----------------------------------------------------------------------
 
     def tokenizer(self) -> TokenizerIdentity:
-        """Return the identity of the tokenizer that the tokens are from."""
+        """Return the identity of the tokenizer of all tokens."""
         (text,) = self._properties("tokenizer")
         try:
             return TokenizerIdentity.from_manifest(json.loads(str(text)), self.path)
@@ -77,42 +68,35 @@ class Documents(Database):
                 describe(self.path, "tokenizer", f"unreadable ({error})", "its identity")
             ) from None
 
-    def limits(self) -> Limits:
+    def retention(self) -> RetentionTable:
         """Return how much each namespace keeps."""
-        rows = self._rows("SELECT * FROM namespaces")
+        rows = self._rows("SELECT name, max_tokens, max_age, max_epochs FROM namespaces")
         try:
-            return Limits({name: Retention.checked(*limits) for name, *limits in rows})
+            return RetentionTable({name: Retention.parse(*bounds) for name, *bounds in rows})
         except ArgumentError as error:
-            raise StorageError(
-                describe(self.path, "limits", f"damaged ({error})", "as they were set")
-            ) from None
+            raise StorageError(f"{self.path}: the retention is damaged ({error})") from None
 
     def datastore_id(self) -> str:
-        """Return what this is known by since the first change of the latest opening.
+        """Return the id of the datastore. A replica has the id of its upstream.
 
-        A replica, as its upstream is.
+        It changes with the first change of each opening.
         """
         return str(self._properties("id")[0])
 
     def require_location(self, location: str) -> None:
         """Raise DatastoreFormatError unless this is a replica of the upstream at `location`.
 
-        "": of none.
+        Args:
+            location: "": it must be no replica.
         """
-        (found,) = self._properties("location")
-        if found != location:
-            words = (
-                f"a replica of {name}" if name else "one that is no replica"
-                for name in (found, location)
+        (stored,) = self._properties("location")
+        if stored != location:
+            raise DatastoreFormatError(
+                "live",
+                describe(
+                    self.path.parent, "live datastore", _replica_of(stored), _replica_of(location)
+                ),
             )
-            raise DatastoreFormatError("live", describe(self.path.parent, "live datastore", *words))
-
-    def records(self) -> list[SegmentRecord]:
-        """Return the records of the segments in files, oldest first."""
-        rows = self._rows("SELECT * FROM segments ORDER BY first")
-        for row in rows:
-            self._require("a segment", _is_record(row))
-        return [SegmentRecord(*row) for row in rows]
 
     def newest(self) -> int:
         """Return the number of the newest change; 0 if there is none."""
@@ -120,37 +104,119 @@ class Documents(Database):
         self._require("newest", isinstance(number, int))
         return int(number)
 
-    def changes(self, after: int, datastore_id: str, max_bytes: int) -> Changes:
-        """Return the changes after number `after`, as many as
-        `max_bytes` hold, and at least one if there are any.
+    def namespaces(self) -> list[str]:
+        """Return the namespaces that have documents or a retention of their own."""
+        return [str(name) for (name,) in self._rows("SELECT name FROM namespaces")]
 
-        They begin with the first unless this had change `after` when it was known by
-        `datastore_id`, and if what was removed since has been forgotten.
+    def segment_records(self) -> list[SegmentRecord]:
+        """Return the records of the segments in files, oldest first."""
+        records = []
+        for row in self._rows("SELECT * FROM segments ORDER BY first"):
+            self._require("a segment", is_segment_record(row))
+            records.append(SegmentRecord(*row))
+        return records
+
+    # --- Reading documents ------------------------------------------------------------------------
+
+    def read(
+        self, first: int = 1, last: int = _MAX_NUMBER, *, namespace: str = ""
+    ) -> Iterator[DocumentRecord]:
+        """Yield the documents `first .. last` of a namespace, by number."""
+        return self._read("namespace = ? AND number BETWEEN ? AND ?", namespace, first, last)
+
+    def _read(self, condition: str, *arguments: object) -> Iterator[DocumentRecord]:
+        query = f"SELECT * FROM documents WHERE {condition} ORDER BY number"
+        with self._named_errors("read"):
+            for *fields, checksum in self._database.execute(query, arguments):
+                document = DocumentRecord(*fields)
+                self._require(f"document {document.number}", _is_sound(document, checksum))
+                yield document
+
+    def latest_numbers(self, count: int | None, *, namespace: str, group: str) -> list[int]:
+        """Return the numbers of the newest documents of a namespace, ascending.
+
+        Args:
+            count: how many; None: all.
+            namespace: their namespace.
+            group: only documents of this group; "": of any group, or none.
         """
-        added: list[DocumentRecord] = []
-        removed: list[Removal] = []
-        size = 0
+        condition = "namespace = ?"
+        arguments: list[object] = [namespace]
+        if group:
+            # SQLite uses the partial index on groups only for queries with its condition.
+            condition += ' AND "group" = ? AND "group" != \'\''
+            arguments.append(group)
+        arguments.append(-1 if count is None else count)
+        query = f"SELECT number FROM documents WHERE {condition} ORDER BY number DESC LIMIT ?"
+        numbers = [int(number) for (number,) in self._rows(query, *arguments)]
+        numbers.reverse()
+        return numbers
+
+    def extent(self, namespace: str, after: int) -> tuple[int, int | None]:
+        """Return the count and the greatest number of a namespace's documents after `after`.
+
+        The greatest number is None if there are none.
+        """
+        query = "SELECT count(*), max(number) FROM documents WHERE namespace = ? AND number > ?"
+        [(count, last)] = self._rows(query, namespace, after)
+        return count, last
+
+    def numbers_between(self, first: int, last: int) -> list[tuple[str, int]]:
+        """Return namespace and number of each document `first .. last`, by number."""
+        query = (
+            "SELECT namespace, number FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
+        )
+        return [(namespace, number) for namespace, number in self._rows(query, first, last)]
+
+    def numbers_by_digest(self, digests: Iterable[bytes]) -> dict[bytes, int]:
+        """Return the number of each of `digests` that a document has."""
+        query = "SELECT number FROM documents WHERE digest = ?"
+        numbers: dict[bytes, int] = {}
+        for digest in digests:
+            for (number,) in self._rows(query, digest):
+                numbers[digest] = number
+        return numbers
+
+    def outdated(self, max_epochs: int, namespace: str) -> list[int]:
+        """Return the numbers of a namespace's documents of epochs before its last `max_epochs`."""
+        greatest = "SELECT coalesce(max(epoch), 0) FROM documents WHERE namespace = ?"
+        [(last_epoch,)] = self._rows(greatest, namespace)
+        query = "SELECT number FROM documents WHERE namespace = ? AND epoch < ? ORDER BY number"
+        rows = self._rows(query, namespace, last_epoch - max_epochs + 1)
+        return [int(number) for (number,) in rows]
+
+    def newest_time(self) -> float:
+        """Return when the newest document was added, in seconds since 1970; 0.0 if none was."""
+        rows = self._rows("SELECT added FROM documents ORDER BY number DESC LIMIT 1")
+        if not rows:
+            return 0.0
+        [(time,)] = rows
+        self._require("the time of a document", is_time(time))
+        return float(time)
+
+    # --- Reading changes --------------------------------------------------------------------------
+
+    def changes(self, after: int, datastore_id: str, max_bytes: int) -> Changes:
+        """Return the changes after number `after`, for a replica.
+
+        They begin with the first change if this datastore had another change `after` under
+        `datastore_id`, or if it has forgotten a removal since.
+
+        Args:
+            after: number of the newest change that the replica has.
+            datastore_id: id of the datastore that made that change.
+            max_bytes: the size of all changes, about. One change may be larger.
+        """
         with self.one_state(), self._named_errors("read"):
-            id, head, forgotten = self._properties("id, newest, forgotten")
-            known = [(head,)] if id == datastore_id else None
-            known = known or self._rows("SELECT newest FROM openings WHERE id = ?", datastore_id)
-            if not known or not forgotten <= after <= known[0][0]:
+            present_id, head, _ = self._properties("id, newest, forgotten")
+            if not self._can_continue(after, datastore_id):
                 after = 0
+            added: list[DocumentRecord] = []
+            removed: list[Removal] = []
             last = head
-            rows = self._database.execute(
-                "SELECT * FROM removals WHERE number > ? ORDER BY number", (after,)
-            )
-            removals = (
-                Removal(number, first, last, bool(deleted)) for number, first, last, deleted in rows
-            )
-            both: list[Iterator[DocumentRecord | Removal]] = [
-                self._read("number > ?", after),
-                removals,
-            ]
-            for change in heapq.merge(*both, key=operator.attrgetter("number")):
-                size += _OVERHEAD + (
-                    len(change.symbols) if isinstance(change, DocumentRecord) else 0
-                )
+            size = 0
+            for change in self._all_changes(after):
+                size += _size(change)
                 if size > max_bytes and (added or removed):
                     last = change.number - 1
                     break
@@ -158,55 +224,32 @@ class Documents(Database):
                     added.append(change)
                 else:
                     removed.append(change)
-        return Changes(id, after + 1, last, head, added, removed)
+        return Changes(present_id, after + 1, last, head, added, removed)
 
-    def namespaces(self) -> list[str]:
-        """Return the namespaces that have documents or limits."""
-        return [str(row[0]) for row in self._rows("SELECT name FROM namespaces")]
+    def _can_continue(self, after: int, datastore_id: str) -> bool:
+        """Return whether a replica with the changes up to `after` needs only later ones."""
+        present_id, newest, forgotten = self._properties("id, newest, forgotten")
+        if datastore_id != present_id:
+            rows = self._rows("SELECT newest FROM openings WHERE id = ?", datastore_id)
+            if not rows:
+                return False
+            [(newest,)] = rows
+        return bool(forgotten <= after <= newest)
 
-    def read(
-        self, first: int = 1, last: int = 2**62, *, namespace: str = ""
-    ) -> Iterator[DocumentRecord]:
-        """Yield the documents `first .. last` of a namespace, in their order."""
-        return self._read("namespace = ? AND number BETWEEN ? AND ?", namespace, first, last)
+    def _all_changes(self, after: int) -> Iterator[DocumentRecord | Removal]:
+        """Yield documents and removals after number `after`, by number."""
+        streams: list[Iterator[DocumentRecord | Removal]] = [
+            self._read("number > ?", after),
+            self._removals(after),
+        ]
+        return heapq.merge(*streams, key=operator.attrgetter("number"))
 
-    def latest(self, count: int | None, *, namespace: str, group: str) -> list[int]:
-        """Return the numbers of the `count` newest documents of a namespace, or of a group of it.
+    def _removals(self, after: int) -> Iterator[Removal]:
+        query = "SELECT * FROM removals WHERE number > ? ORDER BY number"
+        for number, first, last, deleted in self._database.execute(query, (after,)):
+            yield Removal(number, first, last, bool(deleted))
 
-        None: of all.
-        """
-        where, arguments = "namespace = ?", [namespace]
-        if group:
-            where += ' AND "group" = ? AND "group" != \'\''  # the latter as the index has it
-            arguments.append(group)
-        query = f"SELECT number FROM documents WHERE {where} ORDER BY number DESC LIMIT ?"
-        return [
-            int(number)
-            for (number,) in self._rows(query, *arguments, -1 if count is None else count)
-        ][::-1]
-
-    def _read(self, where: str, *arguments: object) -> Iterator[DocumentRecord]:
-        with self._named_errors("read"):
-            for *fields, crc in self._database.execute(
-                f"SELECT * FROM documents WHERE {where} ORDER BY number", arguments
-            ):
-                document = DocumentRecord(*fields)
-                symbols, added = document.symbols, document.added
-                is_sound = (
-                    isinstance(symbols, bytes) and len(symbols) > 0 and zlib.crc32(symbols) == crc
-                )
-                self._require(f"document {document.number}", is_sound and is_time(added))
-                yield document
-
-    def extent(self, namespace: str, after: int) -> tuple[int, int | None]:
-        """Return how many documents of a namespace have numbers greater
-        than `after`, and the greatest of these.
-        """
-        query = "SELECT count(*), max(number) FROM documents WHERE namespace = ? AND number > ?"
-        [(count, last)] = self._rows(query, namespace, after)
-        return count, last
-
-    def removals(
+    def plan_removals(
         self,
         removed: Iterable[int],
         evicted: Iterable[tuple[str, int, int]],
@@ -214,22 +257,22 @@ class Documents(Database):
         *,
         deleted: bool,
     ) -> list[Removal]:
-        """Return what removes documents that are there, numbered from `newest + 1` on.
+        """Return removals of existing documents, numbered from `newest + 1` on.
+
+        One removal spans several of the documents if no other document is between them.
 
         Args:
-            removed: their numbers.
-            evicted: namespace, first and last number of others.
+            removed: numbers of documents.
+            evicted: spans of further documents: namespace, first and last number.
             newest: number of the change before.
             deleted: as in `Removal`.
-
-        A removal spans as many of them as there is no other document in between.
         """
         numbers = set(removed)
+        in_span = "SELECT number FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
+        for span in evicted:
+            numbers.update(number for (number,) in self._rows(in_span, *span))
         between = "SELECT EXISTS (SELECT 1 FROM documents WHERE number > ? AND number < ?)"
         removals: list[Removal] = []
-        for span in evicted:
-            query = "SELECT number FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
-            numbers.update(number for (number,) in self._rows(query, *span))
         for number in sorted(numbers):
             if removals and self._rows(between, removals[-1].last, number) == [(0,)]:
                 removals[-1] = removals[-1]._replace(last=number)
@@ -237,54 +280,19 @@ class Documents(Database):
                 removals.append(Removal(newest + len(removals) + 1, number, number, deleted))
         return removals
 
-    def between(self, first: int, last: int) -> list[tuple[str, int]]:
-        """Return namespace and number of each document `first .. last`, in their order."""
-        query = (
-            "SELECT namespace, number FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
-        )
-        return [(namespace, number) for namespace, number in self._rows(query, first, last)]
-
-    def outdated(self, max_epochs: int, namespace: str) -> list[int]:
-        """Return the numbers of the documents of a namespace that
-        are of an epoch before the last `max_epochs`.
-        """
-        query = "SELECT number FROM documents WHERE namespace = ? AND epoch < ? ORDER BY number"
-        [(last,)] = self._rows(
-            "SELECT coalesce(max(epoch), 0) FROM documents WHERE namespace = ?", namespace
-        )
-        return [int(number) for (number,) in self._rows(query, namespace, last - max_epochs + 1)]
-
-    def last_time(self) -> float:
-        """Return when the newest document was added, in seconds since 1970.
-
-        0.0 if there is none.
-        """
-        rows = self._rows("SELECT added FROM documents ORDER BY number DESC LIMIT 1")
-        time = rows[0][0] if rows else 0.0
-        self._require("the time of a document", is_time(time))
-        return float(time)
-
-    def numbers(self, digests: Iterable[bytes]) -> dict[bytes, int]:
-        """Return the numbers of the documents that have one of `digests`."""
-        query = "SELECT number FROM documents WHERE digest = ?"
-        return {digest: number for digest in digests for (number,) in self._rows(query, digest)}
-
     # --- Writing ----------------------------------------------------------------------------------
 
-    def set_limits(self, namespace: str, limits: Retention) -> None:
-        """Store limits of a namespace from now on; None in them: as before."""
-        columns = [
-            name
-            for name in ("max_tokens", "max_age", "max_epochs")
-            if getattr(limits, name) is not None
-        ]
+    def set_retention(self, namespace: str, retention: Retention) -> None:
+        """Store how much a namespace keeps. Fields that are None stay as they are."""
         with self._transaction("written"):
             self._database.execute(
                 "INSERT OR IGNORE INTO namespaces (name) VALUES (?)", (namespace,)
             )
-            for name in columns:
-                query = f"UPDATE namespaces SET {name} = ? WHERE name = ?"
-                self._database.execute(query, (getattr(limits, name), namespace))
+            for column in ("max_tokens", "max_age", "max_epochs"):
+                value = getattr(retention, column)
+                if value is not None:
+                    statement = f"UPDATE namespaces SET {column} = ? WHERE name = ?"
+                    self._database.execute(statement, (value, namespace))
 
     def commit(
         self,
@@ -295,85 +303,97 @@ class Documents(Database):
         """Store changes in one transaction.
 
         Args:
-            changes: their numbers are greater than that of any change before. A replica takes over
-                their id, and nothing that it had stays if they begin with the first.
-            obsolete: records of segments that are gone.
-            records: of those in their place.
+            changes: changes with numbers greater than all before. Those of an upstream begin with
+                1 if they replace everything, and the replica takes over their id.
+            obsolete: records of segments to remove.
+            records: records of segments to insert.
         """
         has_own = bool(changes.added or changes.removed) and not changes.datastore_id
         with self._transaction("written"):
             if has_own and not self._has_changed:
-                self._note_opening()
+                self._begin_id()
             if changes.first == 1:
-                for table in ("documents", "removals", "namespaces"):
-                    self._database.execute(f"DELETE FROM {table}")
-                properties = "forgotten = ?, unclean = unclean OR newest"
-                self._database.execute(f"UPDATE properties SET {properties}", (changes.head,))
-            spans = [(removal.first, removal.last) for removal in changes.removed]
-            self._database.executemany("DELETE FROM documents WHERE number BETWEEN ? AND ?", spans)
-            names = {(document.namespace,) for document in changes.added}
-            self._database.executemany("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", names)
-            rows = ((*document, zlib.crc32(document.symbols)) for document in changes.added)
-            self._database.executemany(
-                "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows
-            )
-            self._store_removals(changes.removed)
-            self._database.executemany(
-                "DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete]
-            )
+                self._remove_everything(changes.head)
+            self._remove_documents(changes.removed)
+            self._insert_documents(changes.added)
+            self._insert_removals(changes.removed)
+            names = [(record.name,) for record in obsolete]
+            self._database.executemany("DELETE FROM segments WHERE name = ?", names)
             self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
-            properties = "newest = ?, id = coalesce(nullif(?, ''), id)"
             self._database.execute(
-                f"UPDATE properties SET {properties}", (changes.last, changes.datastore_id)
+                "UPDATE properties SET newest = ?, id = coalesce(nullif(?, ''), id)",
+                (changes.last, changes.datastore_id),
             )
         self._has_changed |= has_own
 
-    def _note_opening(self) -> None:
-        """Have the datastore known by another id from now on, so that
-        no replica takes a backup for what it was.
-        """
+    def _begin_id(self) -> None:
+        """Start a new datastore id, so that replicas notice when a backup was restored."""
         self._database.execute("INSERT INTO openings SELECT id, newest FROM properties")
-        oldest = "(SELECT max(rowid) FROM openings) - ?"
-        self._database.execute(f"DELETE FROM openings WHERE rowid <= {oldest}", (_MAX_OPENINGS,))
+        self._database.execute(
+            "DELETE FROM openings WHERE rowid <= (SELECT max(rowid) FROM openings) - ?",
+            (_MAX_OPENINGS,),
+        )
         self._database.execute("UPDATE properties SET id = ?", (uuid4().hex,))
 
-    def _store_removals(self, removals: Sequence[Removal]) -> None:
-        """Store removals of documents that are gone, without the
-        oldest of too many, and what is yet to be cleaned.
-        """
+    def _remove_everything(self, head: int) -> None:
+        """Remove all documents and removals of a replica; `head`: the upstream's newest change."""
+        for table in ("documents", "removals", "namespaces"):
+            self._database.execute(f"DELETE FROM {table}")
+        self._database.execute(
+            "UPDATE properties SET forgotten = ?, unclean = unclean OR newest", (head,)
+        )
+
+    def _remove_documents(self, removals: Iterable[Removal]) -> None:
+        spans = [(removal.first, removal.last) for removal in removals]
+        self._database.executemany("DELETE FROM documents WHERE number BETWEEN ? AND ?", spans)
+
+    def _insert_documents(self, documents: Sequence[DocumentRecord]) -> None:
+        names = {(document.namespace,) for document in documents}
+        self._database.executemany("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", names)
+        rows = ((*document, zlib.crc32(document.symbols)) for document in documents)
+        self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def _insert_removals(self, removals: Sequence[Removal]) -> None:
+        """Insert removals of documents that are gone; forget the oldest if there are too many."""
         if not removals:
             return
         self._database.executemany("INSERT INTO removals VALUES (?, ?, ?, ?)", removals)
-        is_unused = "coalesce(max_tokens, max_age, max_epochs) IS NULL"
-        is_empty = "NOT EXISTS (SELECT 1 FROM documents WHERE namespace = namespaces.name)"
-        self._database.execute(f"DELETE FROM namespaces WHERE {is_unused} AND {is_empty}")
+        self._database.execute(
+            "DELETE FROM namespaces WHERE coalesce(max_tokens, max_age, max_epochs) IS NULL"
+            " AND NOT EXISTS (SELECT 1 FROM documents WHERE namespace = namespaces.name)"
+        )
         query = "SELECT number FROM removals ORDER BY number DESC LIMIT 1 OFFSET ?"
-        if (row := self._database.execute(query, (_MAX_REMOVALS,)).fetchone()) is not None:
-            self._database.execute("DELETE FROM removals WHERE number <= ?", row)
-            self._database.execute("UPDATE properties SET forgotten = ?", row)
+        newest_forgotten = self._database.execute(query, (_MAX_REMOVALS,)).fetchone()
+        if newest_forgotten is not None:
+            self._database.execute("DELETE FROM removals WHERE number <= ?", newest_forgotten)
+            self._database.execute("UPDATE properties SET forgotten = ?", newest_forgotten)
         if any(removal.deleted for removal in removals):
             self._database.execute("UPDATE properties SET unclean = 1")
 
     def clean(self) -> None:
-        """Remove what is left of deleted documents: write the whole file anew, and empty the log.
+        """Overwrite the remains of deleted documents: write the file again, and empty its log.
 
-        SQLite overwrites the row of a deleted document, but copies of it may be in unused bytes
-        since it moved rows.
+        SQLite overwrites the row of a deleted document. It may have moved the row before, and then
+        a copy is in unused bytes.
 
         Raises:
-            StorageError: there is no room for that; or readers of an older state have kept the log
-                for seconds.
+            StorageError: there is no room, or readers of an older state have kept the log for
+                seconds.
         """
         if self._properties("unclean") == (0,):
             return
         with self._named_errors("rewritten; what was deleted may still be in unused bytes"):
             self._database.execute("VACUUM")
-            is_kept = self._number("PRAGMA wal_checkpoint(TRUNCATE)")
-        if is_kept:
-            where = "in the log, while another process reads an older state"
-            raise StorageError(f"{self.path}: what was deleted is still {where}")
+            is_busy = self._number("PRAGMA wal_checkpoint(TRUNCATE)")
+        if is_busy:
+            raise StorageError(
+                f"{self.path}: deleted documents are still in the log, while another process reads"
+                " an older state"
+            )
         with self._transaction("written"):
             self._database.execute("UPDATE properties SET unclean = 0")
+
+    # --- Checks -----------------------------------------------------------------------------------
 
     def _properties(self, columns: str) -> tuple[Any, ...]:
         rows = self._rows(f"SELECT {columns} FROM properties")
@@ -385,16 +405,23 @@ class Documents(Database):
 
     def _require(self, what: str, holds: bool) -> None:
         if not holds:
-            raise StorageError(describe(self.path, what, "damaged", "as it was written"))
+            raise StorageError(f"{self.path}: {what} is damaged")
 
 
-def _is_record(row: Sequence[object]) -> bool:
-    """Return whether `row` may be a SegmentRecord."""
-    name, namespace, first, last, oldest, newest, sha256 = row
-    numbers = isinstance(first, int) and isinstance(last, int) and first <= last
-    named = (
-        isinstance(name, str)
-        and _SEGMENT_NAME.fullmatch(name) is not None
-        and isinstance(namespace, str)
-    )
-    return named and numbers and is_time(oldest) and is_time(newest) and isinstance(sha256, bytes)
+def _replica_of(location: str) -> str:
+    return f"a replica of {location}" if location else "one that is no replica"
+
+
+def _is_sound(document: DocumentRecord, checksum: object) -> bool:
+    """Return whether the row of a document is as it was written."""
+    symbols: object = document.symbols
+    if not isinstance(symbols, bytes) or not symbols:
+        return False
+    return zlib.crc32(symbols) == checksum and is_time(document.added)
+
+
+def _size(change: DocumentRecord | Removal) -> int:
+    """Return about how many bytes a change takes in a message."""
+    if isinstance(change, DocumentRecord):
+        return _CHANGE_BYTES + len(change.symbols)
+    return _CHANGE_BYTES

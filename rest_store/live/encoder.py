@@ -1,6 +1,4 @@
-"""What is added to a live datastore: documents are checked,
-tokenized if they are text, and encoded.
-"""
+"""From documents of callers to records: texts are tokenized, tokens are validated and encoded."""
 
 from __future__ import annotations
 
@@ -13,70 +11,41 @@ from rest_store.datastore.durable_files import sync
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.datastore.validation import (
-    IntSequence,
-    document_tokens,
-    epoch_number,
-    label,
-    new_ids,
-)
-from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
-from rest_store.live.upstream import DocumentRecord, digest_of
+from rest_store.datastore.validation import IntSequence, document_tokens, epoch_number, label
+from rest_store.errors import ArgumentError, DocumentError, StorageError, TokenizerLoadError
+from rest_store.live.records import DocumentRecord, id_digest
 
 if TYPE_CHECKING:
     from build_index.target_tokenizer import TargetTokenizer
 
-_MAX_DOCUMENT_TOKENS = 1 << 24  # tokens of a document
+_MAX_DOCUMENT_TOKENS = 1 << 24
 
 
-class Encoder:
-    """Checks and encodes documents for one datastore. Thread-safe.
+class TextEncoder:
+    """Tokenizes texts with the tokenizer that is stored beside the documents. Thread-safe.
 
     Args:
-        tokenizer: identity of the datastore's.
-        directory: of the datastore.
+        identity: identity of the datastore's tokenizer.
+        directory: the directory of the datastore.
     """
 
-    def __init__(self, tokenizer: TokenizerIdentity, directory: Path) -> None:
-        self._identity = tokenizer
+    def __init__(self, identity: TokenizerIdentity, directory: Path) -> None:
+        self._identity = identity
         self._directory = directory
 
-    def encode(
-        self,
-        documents: Sequence[IntSequence | str],
-        ids: Sequence[str] | None,
-        *,
-        namespace: str,
-        group: str | Sequence[str],
-        epoch: int | Sequence[int],
-        max_tokens: int | None,
-    ) -> tuple[list[str], list[DocumentRecord]]:
-        """Return the ids of `documents`, and these as they are stored but for numbers and times.
+    def encode(self, documents: Sequence[IntSequence | str]) -> list[IntSequence]:
+        """Return `documents` with tokens in place of texts.
 
-        Raises what `LiveDatastore.add` says, whose arguments these are; none is larger than
-        `max_tokens`.
+        Raises:
+            TokenizerLoadError: there is a text, and no tokenizer that can encode it.
+            TokenizerMismatchError: the stored tokenizer is not the datastore's.
         """
-        names = new_ids(documents, ids)
         texts = [document for document in documents if isinstance(document, str)]
-        encoded = iter(self._tokenizer.encode_batch(texts) if texts else [])
-        tokens = [
-            next(encoded) if isinstance(document, str) else document for document in documents
-        ]
-        groups: Sequence[str] = [group] * len(names) if isinstance(group, str) else group
-        if not isinstance(groups, Sequence):
-            groups = [groups] * len(names)  # of another type, which is refused
-        epochs = epoch if isinstance(epoch, Sequence) else [epoch] * len(names)
-        labels = [
-            (label("add", "a group", one), epoch_number(other))
-            for one, other in zip(groups, epochs, strict=True)
-        ]
-        most = min(_MAX_DOCUMENT_TOKENS, max_tokens or _MAX_DOCUMENT_TOKENS)
-        symbols = [self._symbols(document, index, most) for index, document in enumerate(tokens)]
-        new = [
-            DocumentRecord(0, namespace, digest_of(name, namespace), 0.0, *own, some)
-            for name, own, some in zip(names, labels, symbols, strict=True)
-        ]
-        return names, new
+        encoded = iter(self._tokenizer.encode_batch(texts) if texts else ())
+        tokens: list[IntSequence] = []
+        for document in documents:
+            tokens.append(next(encoded) if isinstance(document, str) else document)
+        return tokens
 
     @functools.cached_property
     def _tokenizer(self) -> TargetTokenizer:
@@ -85,34 +54,101 @@ class Encoder:
         path = self._directory / TOKENIZER_FILE_NAME
         if not path.is_file():
             raise TokenizerLoadError(
-                describe(path, "tokenizer", "absent", "there to encode text; add token ids instead")
+                f"{path}: there is no tokenizer to encode text with; add token ids instead"
             )
-        loaded = load_tokenizer(path)
-        self._identity.require_same(loaded.identity, self._directory)
-        return loaded
+        tokenizer = load_tokenizer(path)
+        self._identity.require_same(tokenizer.identity, self._directory)
+        return tokenizer
 
-    def _symbols(self, document: IntSequence, index: int, most: int) -> bytes:
-        """Return the tokens of document `index`, `most` at most, as a tokens file has them."""
-        tokens = document_tokens(
-            document, index, self._identity.vocabulary_size, expected="1-D integers or text"
+
+def encode_documents(
+    documents: Sequence[IntSequence],
+    ids: Sequence[str],
+    *,
+    namespace: str,
+    group: str | Sequence[str],
+    epoch: int | Sequence[int],
+    vocabulary_size: int,
+    max_tokens: int | None,
+) -> list[DocumentRecord]:
+    """Validate documents, and return their records without numbers and times.
+
+    Args:
+        documents: token sequences.
+        ids: a valid id for each document.
+        namespace: a valid namespace.
+        group: as in `LiveDatastore.add`.
+        epoch: as in `LiveDatastore.add`.
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+        max_tokens: the most tokens that the namespace keeps; None: no limit.
+
+    Raises:
+        DocumentError, QueryError, ArgumentError: as in `LiveDatastore.add`.
+    """
+    max_size = min(_MAX_DOCUMENT_TOKENS, max_tokens or _MAX_DOCUMENT_TOKENS)
+    labels = document_labels(group, epoch, len(documents))
+    records = []
+    for index, document in enumerate(documents):
+        id = ids[index]
+        own_group, own_epoch = labels[index]
+        tokens = document_tokens(document, index, vocabulary_size, expected="1-D integers or text")
+        if tokens.size > max_size:
+            raise DocumentError(
+                f"add: document {index} has {tokens.size} tokens, expected at most {max_size}"
+            )
+        records.append(
+            DocumentRecord(
+                number=0,
+                namespace=namespace,
+                digest=id_digest(id, namespace),
+                added=0.0,
+                group=own_group,
+                epoch=own_epoch,
+                symbols=encode_symbols(tokens, vocabulary_size),
+            )
         )
-        if tokens.size > most:
-            what = f"the size of document {index}"
-            raise DocumentError(describe("add", what, f"{tokens.size} tokens", f"at most {most}"))
-        return encode_symbols(tokens, self._identity.vocabulary_size)
+    return records
+
+
+def document_labels(
+    group: str | Sequence[str], epoch: int | Sequence[int], count: int
+) -> list[tuple[str, int]]:
+    """Return the group and the epoch of each of `count` documents.
+
+    Args:
+        group: a group for all documents, or one for each.
+        epoch: an epoch for all documents, or one for each.
+        count: the number of documents.
+
+    Raises:
+        DocumentError: a group is invalid, or there is not one for each document.
+        ArgumentError: an epoch is invalid, or there is not one for each document.
+    """
+    groups = group if isinstance(group, list | tuple) else [group] * count
+    epochs = epoch if isinstance(epoch, list | tuple) else [epoch] * count
+    if len(groups) != count:
+        raise DocumentError(f"add: there are {len(groups)} groups, expected {count}")
+    if len(epochs) != count:
+        raise ArgumentError(f"add: there are {len(epochs)} epochs, expected {count}")
+    return [
+        (label("add", "a group", own_group), epoch_number(own_epoch))
+        for own_group, own_epoch in zip(groups, epochs, strict=True)
+    ]
 
 
 def store_tokenizer(tokenizer_json: str | None, directory: Path) -> None:
     """Store the serialization of a tokenizer in `directory`, for encoding text.
 
-    None: there is none.
+    Args:
+        tokenizer_json: the serialization; None: there is none.
+        directory: the directory of the datastore.
 
     Raises:
         StorageError: it cannot be written.
     """
     path = directory / TOKENIZER_FILE_NAME
     try:
-        path.unlink(missing_ok=True)  # of a datastore that was being begun
+        path.unlink(missing_ok=True)  # an earlier creation may have been killed
         if tokenizer_json is not None:
             path.write_text(tokenizer_json, encoding="utf-8")
             sync(path)

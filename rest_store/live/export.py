@@ -1,4 +1,4 @@
-"""A live datastore as it is now, as a frozen one."""
+"""Freezing a live datastore: `export`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from build_index.staging import Staging, shard_name
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
-from rest_store.datastore.shard import Shard
-from rest_store.errors import CorpusError, describe
-from rest_store.live.live_datastore import LiveDatastore
+from rest_store.datastore.shard import Shard, ShardView
+from rest_store.errors import CorpusError
 from rest_store.live.namespace import Namespace
 from rest_store.live.segment import write_shard
 
 
-def export(live: LiveDatastore | Namespace, out: Path) -> Datastore:
-    """Write the documents that queries of `live` see now as a
-    frozen datastore, each segment as a shard.
+def export(live: Namespace, out: Path) -> Datastore:
+    """Write the documents that queries of `live` see now as a frozen datastore.
+
+    Each segment becomes a shard.
 
     Args:
-        live: opened for reading or writing, or a namespace of it; others may go on adding to it.
-        out: directory of the datastore; an old datastore there is replaced when the new one is
-            complete.
+        live: a live datastore, or a namespace of one. Other threads and processes may go on adding
+            to it.
+        out: the directory of the frozen datastore. An old datastore there is replaced when the new
+            one is complete.
 
     Returns:
         The datastore, opened.
@@ -32,30 +33,43 @@ def export(live: LiveDatastore | Namespace, out: Path) -> Datastore:
         CorpusError: there are no documents.
         OutputError: something else is at `out`, or another process builds there.
         StorageError: a shard cannot be written.
-        DatastoreFormatError: the files of a segment have been damaged since they were opened.
+        DatastoreFormatError: files of a segment have been damaged since they were opened.
     """
     views = [view for view in live.snapshot.views if view.entry_count]
     if not views:
-        raise CorpusError(describe(live.path, "live datastore", "empty", "one with documents"))
+        raise CorpusError(f"{live.path}: the live datastore has no documents to export")
     with Staging(out) as staging:
         staging.start()
-        records = []
+        shards = []
         for number, view in enumerate(views):
-            for file in view.files:  # new checksums would fit what is wrong
-                file.require_tail()
-                file.require_checksum()
+            _require_undamaged(view)
             name = shard_name(number)
             write_shard(view, staging.datastore, name, live.vocabulary_size, durable=True)
-            records.append(ShardRecord.from_shard(name, Shard.open(staging.datastore, name)))
-        stored = live.path / TOKENIZER_FILE_NAME
-        tokenizer = stored.read_text(encoding="utf-8") if stored.is_file() else None
-        digest = None
-        if tokenizer is not None:
-            staging.write(TOKENIZER_FILE_NAME, tokenizer)
-            digest = text_sha256(tokenizer)
-        count = sum(record.document_count for record in records)
-        corpus = {"corpus": str(live.path), "reader": "live", "documents": count}
-        manifest = Manifest(program(), live.tokenizer, tuple(records), (corpus,), {}, digest)
+            shards.append(ShardRecord.from_shard(name, Shard.open(staging.datastore, name)))
+        tokenizer_sha256 = None
+        tokenizer_path = live.path / TOKENIZER_FILE_NAME
+        if tokenizer_path.is_file():
+            tokenizer_json = tokenizer_path.read_text(encoding="utf-8")
+            staging.write(TOKENIZER_FILE_NAME, tokenizer_json)
+            tokenizer_sha256 = text_sha256(tokenizer_json)
+        corpus = {
+            "corpus": str(live.path),
+            "reader": "live",
+            "documents": sum(shard.document_count for shard in shards),
+        }
+        manifest = Manifest(
+            program(), live.tokenizer, tuple(shards), (corpus,), {}, tokenizer_sha256
+        )
         staging.write(MANIFEST_NAME, manifest.to_json())
         staging.put_in_place()
     return Datastore.open(out)
+
+
+def _require_undamaged(view: ShardView) -> None:
+    """Raise DatastoreFormatError if the files of a segment have been damaged since.
+
+    The new files get new checksums, which would fit the damage.
+    """
+    for file in view.files:
+        file.require_tail()
+        file.require_checksum()

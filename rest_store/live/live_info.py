@@ -1,4 +1,4 @@
-"""What a live datastore says of itself."""
+"""The description of a live datastore: `LiveInfo`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 class LiveInfo:
     """A description of a live datastore.
 
+    `max_tokens`, `max_age` and `max_epochs` are those of namespaces without a retention of their
+    own.
+
     Attributes:
         path: its directory.
-        tokenizer: identity of the tokenizer that its tokens are from.
-        token_count: tokens of all documents.
-        document_count: documents.
-        shard_count: segments.
-        size: bytes of the segments in files; the documents take about two fifths of that besides.
+        tokenizer: identity of the tokenizer of all tokens.
+        token_count: the tokens of all documents.
+        document_count: the documents.
+        shard_count: the segments.
+        size: bytes of the segments in files. The documents take about two fifths of that besides.
         built: when the newest document was added; None: there is none.
-        oldest: when the oldest document was added.
-        max_tokens: most tokens kept; None: no limit.
-        max_age: most seconds that a document is kept; None: no limit.
-        max_epochs: epochs that are kept; None: no limit. All three are of namespaces that have no
-            limits of their own.
-        failure: why compaction, or reading what was added, failed last; None since it has succeeded
+        oldest: when the oldest document was added; None: there is none.
+        max_tokens: the most tokens that are kept; None: no limit.
+        max_age: the most seconds that a document is kept; None: no limit.
+        max_epochs: how many epochs are kept; None: all.
+        failure: why compaction, or reading what was added, failed last; None once it has succeeded
             again.
-        location: of the live datastore that this is a replica of; None: of none.
-        behind: changes that a replica lacks of those that it knows of; None: another process keeps
-            it up to date.
+        location: the location of the live datastore that this is a replica of; None: it is none.
+        behind: how many of the upstream's changes a replica still lacks; None: another process
+            applies them.
     """
 
     path: Path

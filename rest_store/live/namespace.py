@@ -1,12 +1,10 @@
-"""One namespace of a live datastore: documents of one tenant or
-task, which no query of another reads.
-"""
+"""One namespace of a live datastore: documents that no query of another namespace reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +12,10 @@ import numpy.typing as npt
 from rest_store.datastore.header import token_width
 from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.store import Snapshot, Store
-from rest_store.datastore.validation import IntSequence, check_int, document_ids, label
+from rest_store.datastore.validation import IntSequence, check_int, document_ids, label, new_ids
 from rest_store.live.added_documents import AddedDocuments
+from rest_store.live.backend import Backend
 from rest_store.live.retention import Retention
-
-if TYPE_CHECKING:
-    from rest_store.live.live_datastore import LiveDatastore
 
 
 class StoredDocument(NamedTuple):
@@ -27,9 +23,9 @@ class StoredDocument(NamedTuple):
 
     Attributes:
         tokens: int[n].
-        group: what it belongs to, such as the prompt that it answers; "": nothing.
-        epoch: of the model that wrote it.
-        added: seconds since 1970.
+        group: a label that documents share, such as the prompt that they answer; "": none.
+        epoch: the epoch of the model that wrote it.
+        added: the time of its addition, in seconds since 1970.
     """
 
     tokens: npt.NDArray[np.unsignedinteger]
@@ -39,31 +35,40 @@ class StoredDocument(NamedTuple):
 
 
 class Namespace(Store):
-    """The documents of one namespace: a store for queries and
-    sessions, and a target of `remember`. Thread-safe.
+    """The documents of one namespace.
+
+    It is a store for queries and sessions, and a target of `remember`. Ids of documents, and the
+    retention, are those of the namespace. Thread-safe.
+
+    Args:
+        backend: the opened datastore.
+        name: the name of the namespace; "": the default.
 
     Attributes:
-        name: of the namespace; ids and limits are those of a namespace.
+        name: as above.
+        backend: as above; all namespaces of one opening share it.
     """
 
     is_live: ClassVar[bool] = True
-    name: str
 
-    def __init__(self, live: LiveDatastore, name: str) -> None:
+    def __init__(self, backend: Backend, name: str) -> None:
         self.name = label("live datastore", "a namespace", name)
-        self.path, self.tokenizer = live.path, live.tokenizer
-        self._live = live
-
-    @property
-    def live(self) -> LiveDatastore:
-        """The datastore that it is a part of."""
-        return self._live
+        self.backend = backend
+        self.path = backend.path
+        self.tokenizer = backend.tokenizer
 
     @property
     def snapshot(self) -> Snapshot:
         """The segments that queries read from now on."""
-        segments = self.live.segments
-        return Snapshot.closed(self.path) if segments is None else segments.snapshot(self.name)
+        return self.backend.snapshot(self.name)
+
+    @property
+    def newest_change(self) -> int:
+        """The number of the datastore's newest change that queries see.
+
+        After `add` or `delete` has returned, it is the number of that change or of a later one.
+        """
+        return self.backend.segments.newest
 
     def close(self) -> None:
         """Do nothing: the datastore stays open for its other namespaces."""
@@ -78,127 +83,129 @@ class Namespace(Store):
     ) -> AddedDocuments:
         """Add documents; return when they are durable, and visible to the queries of this process.
 
-        Where additions come faster than their segments can be merged, each is held back by 20 ms.
+        An addition waits 20 ms where additions come faster than their segments can be merged.
 
         Args:
             documents: token sequences (1-D integers, at least one), or texts, which are tokenized
                 without special tokens.
-            ids: one for each, 1..256 characters; one that is there already, or was given before in
-                `ids`, stands for the same document, which is not added again. None: new ones.
-            group: what they belong to, such as the prompt that they answer, or that of each; "":
-                nothing.
-            epoch: of the model that wrote them, or that of each.
+            ids: one for each document, 1..256 characters. A document whose id exists already, or
+                comes earlier in `ids`, is not added again. None: new ids.
+            group: a label that the documents share, such as the prompt that they answer, or a list
+                with one for each document; "": none.
+            epoch: the epoch of the model that wrote them, or a list with one for each document.
 
         Returns:
-            The ids, in the order of `documents`; its `added` and `duplicates` say which were there
-            already.
+            The ids, in the order of `documents`. Its `added` and `duplicates` say which documents
+            existed already.
 
         Raises:
             DocumentError: a document is empty, larger than 2^24 tokens or than `max_tokens`, or
-                neither tokens nor text; or an id or a group is invalid. Nothing was added; likewise
-                with the next two.
+                neither tokens nor text; or an id or the group is invalid. Nothing was added. The
+                same holds for the next three.
             QueryError: a token is outside the vocabulary.
-            TokenizerLoadError: a text, but the datastore was begun without a tokenizer that can
-                encode it.
-            TokenizerMismatchError: a text, but the file of the tokenizer holds another one by now.
-            StorageError: they cannot be written; of more than a million tokens, those before may
-                have been.
-            WriterError: the datastore was opened for reading, or in another process.
+            ArgumentError: the epoch is invalid.
+            TokenizerLoadError: there is a text, but the datastore was created without a tokenizer
+                that can encode it.
+            TokenizerMismatchError: there is a text, but the file of the tokenizer has been replaced
+                by another tokenizer.
+            StorageError: the documents cannot be written. Of more than a million tokens, the first
+                ones may have been.
+            WriterError: the datastore was opened for reading, or by another process.
             DatastoreClosedError: after `close`.
         """
-        writer = self.live.writer()
-        most = writer.limits.of(self.name).max_tokens
-        labels: Any = {"namespace": self.name, "group": group, "epoch": epoch}
-        names, encoded = self.live.encoder.encode(documents, ids, **labels, max_tokens=most)
-        new = writer.add(encoded, names)
-        known = zip(names, encoded, strict=True)
-        return AddedDocuments(names, {name for name, document in known if document.digest in new})
+        writer = self.backend.writer()
+        all_ids = new_ids(documents, ids)
+        tokens = self.backend.text_encoder.encode(documents)
+        return writer.add(tokens, all_ids, namespace=self.name, group=group, epoch=epoch)
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete documents: when this returns, no answer of this
-        process holds them, and no file. Evicted ones, too.
+        """Delete documents: when this returns, no answer of this process and no file holds them.
 
-        Sorts the segments that held them anew, and rewrites the file of documents, in whose unused
-        bytes SQLite may have left copies: some seconds for 100 million tokens, in which additions
-        wait and queries go on. So delete many at once.
+        Files may still hold documents that were evicted before. They are overwritten, too.
+
+        Deletion sorts the segments of the documents again. It also rewrites the file of documents,
+        since SQLite may have left copies in unused bytes. For 100 million tokens that takes some
+        seconds, in which additions wait and queries go on. So delete many documents at once.
 
         Args:
-            ids: of the documents, as in `add`; those that are not there are passed over.
+            ids: ids of documents, as in `add`. Ids that do not exist are ignored.
 
         Returns:
-            How many documents there were.
+            How many of the documents existed.
 
         Raises:
-            DocumentError: an id is invalid; nothing was deleted, likewise with the next one.
-            StorageError: that cannot be written. Or the documents are deleted, and this says where
-                they still are: in unused bytes, because there is no room to rewrite the others; or
-                in the log, because another process has been reading an older state for seconds. The
-                next call tries again.
+            DocumentError: an id is invalid; nothing was deleted.
+            StorageError: the deletion cannot be written, and nothing was deleted. Or the documents
+                are deleted, and the message says where their bytes still are: in unused bytes, for
+                lack of room to rewrite the file, or in the log, because another process has been
+                reading an older state for seconds. The next call tries again.
             WriterError, DatastoreClosedError: as in `add`.
         """
-        return self.live.writer().delete(document_ids("delete", ids), self.name)
+        return self.backend.writer().delete(document_ids("delete", ids), self.name)
 
     def discard(self, ids: Sequence[str], *, max_tokens: int | None = None) -> list[str]:
-        """Delete documents where that is quick: from the answers, and from segments that are small.
+        """Delete documents from the answers where that is quick: from small segments.
 
-        What is deleted stays in unused bytes of the file of documents until the next `delete`, or
+        The bytes of deleted documents stay in the file of documents until the next `delete`, or
         until the datastore is opened for writing again.
 
         Args:
-            ids: of the documents, as in `delete`.
-            max_tokens: of a segment that is sorted anew; None: all are.
+            ids: ids of documents, as in `delete`.
+            max_tokens: the most tokens of a segment that is sorted again; None: no limit.
 
         Returns:
-            The ids of those that are still there, since their segments are larger, or since
+            The ids of documents that still exist, because their segments are larger, or because
             segments are being merged.
 
         Raises:
             DocumentError: an id is invalid; nothing was deleted.
-            StorageError: that cannot be written; nothing was deleted.
+            StorageError: the deletion cannot be written, and nothing was deleted.
             WriterError: as in `add`, or it is a replica.
             DatastoreClosedError: after `close`.
         """
-        return self.live.writer().discard(document_ids("discard", ids), self.name, max_tokens)
+        return self.backend.writer().discard(document_ids("discard", ids), self.name, max_tokens)
 
-    def limit(
+    def set_retention(
         self,
         *,
         max_tokens: int | None = None,
         max_age: float | None = None,
         max_epochs: int | None = None,
     ) -> None:
-        """Keep so much from now on, whatever other namespaces keep.
+        """Set how much this namespace keeps from now on, whatever other namespaces keep.
 
-        Limits as in `LiveDatastore.open`, None: as before.
+        The arguments are those of `LiveDatastore.open`. None: as before.
 
         Raises:
-            ArgumentError: a limit is not positive.
+            ArgumentError: an argument is not positive.
             WriterError, StorageError, DatastoreClosedError: as in `add`.
         """
-        self.live.writer().limit(self.name, Retention.checked(max_tokens, max_age, max_epochs))
+        retention = Retention.parse(max_tokens, max_age, max_epochs)
+        self.backend.writer().set_retention(self.name, retention)
 
     def documents(
         self, *, group: str | None = None, latest: int | None = None
     ) -> Iterator[StoredDocument]:
-        """Yield the documents that are stored by now, or those of a
-        group, in the order of their addition.
+        """Yield the documents that are stored now, in the order of their addition.
 
         Args:
-            group: of the documents; None: of any, or none.
-            latest: how many, the newest ones; None: all.
+            group: only documents of this group; None: of any group, or none.
+            latest: only so many of the newest documents; None: all.
 
         Raises:
-            DocumentError: that is no group.
+            DocumentError: `group` is not a valid group.
             ArgumentError: `latest` is not positive.
             StorageError: they cannot be read.
             DatastoreClosedError: after `close`.
         """
-        part = label("documents", "a group", group or "")
-        count = None if latest is None else check_int("latest", latest, 2**62, where="documents")
+        group = label("documents", "a group", group or "")
+        if latest is not None:
+            latest = check_int("latest", latest, 2**62, where="documents")
         width = token_width(self.vocabulary_size)
-        with closing(self.live.stored()) as stored:
-            for number in stored.latest(count, namespace=self.name, group=part):
-                # Else the log would be kept.
-                for document in [*stored.read(number, number, namespace=self.name)]:
+        with closing(self.backend.stored()) as stored:
+            for number in stored.latest_numbers(latest, namespace=self.name, group=group):
+                # A query that is still open would keep the log from being emptied, so it is read
+                # to its end before the caller gets the document.
+                for document in list(stored.read(number, number, namespace=self.name)):
                     tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
                     yield StoredDocument(tokens, document.group, document.epoch, document.added)

@@ -1,4 +1,4 @@
-"""Opening datastores of either kind, frozen or live, here or elsewhere."""
+"""Opening a datastore that may be frozen or live, and in a directory or a service."""
 
 from __future__ import annotations
 
@@ -24,52 +24,66 @@ def open_store(
     token: str | None = None,
     tls: Tls | None = None,
 ) -> Datastore | LiveDatastore:
-    """Open the datastore at `path`: a frozen one, or a live one for reading.
+    """Open a frozen datastore, or a live one for reading.
 
-    From elsewhere a copy, or a replica.
-
-    A frozen one needs none of the packages of the extra `[live]`, unless a service has it.
+    For a location, a copy of the frozen datastore or a replica of the live one is opened. A frozen
+    datastore needs no package of the extra `[live]`, unless a service has it.
 
     Args:
-        path: its directory, or its location (`rest_store.datastore.locations`).
+        path: the directory or the location (`rest_store.datastore.locations`).
         tokenizer: as in `Datastore.open`.
-        cache: where copies and replicas are kept; None: `~/.cache/rest-store`.
+        cache: the directory of copies and replicas; None: `~/.cache/rest-store`.
         token: as in `Datastore.open`.
-        tls: likewise.
+        tls: as in `Datastore.open`.
 
     Raises:
         DatastoreError, TokenizerMismatchError, ServiceError: as `Datastore.open` or
             `LiveDatastore.open`.
     """
-    is_elsewhere = is_remote(path)
-    if "://" in str(path) if is_elsewhere else not is_live(Path(path)):
-        return Datastore.open(path, tokenizer=tokenizer, cache=cache)
+    if is_remote(path):
+        return _open_location(str(path), tokenizer=tokenizer, cache=cache, token=token, tls=tls)
+    if is_live(Path(path)):
+        from rest_store.live.live_datastore import LiveDatastore
+
+        return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True)
+    return Datastore.open(path, tokenizer=tokenizer)
+
+
+def _open_location(
+    location: str,
+    *,
+    tokenizer: object,
+    cache: str | Path | None,
+    token: str | None,
+    tls: Tls | None,
+) -> Datastore | LiveDatastore:
+    is_url = "://" in location
+    if is_url:  # object stores and web servers have only frozen datastores
+        return Datastore.open(location, tokenizer=tokenizer, cache=cache)
     from rest_store.live.live_datastore import LiveDatastore
 
-    if not is_elsewhere:
-        return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True)
     try:
         return LiveDatastore.open(
-            path, tokenizer=tokenizer, read_only=True, cache=cache, token=token, tls=tls
+            location, tokenizer=tokenizer, read_only=True, cache=cache, token=token, tls=tls
         )
-    # It is frozen, or the service cannot say so.
     except (DatastoreFormatError, ServiceUnavailableError, DeadlineError):
-        return Datastore.open(path, tokenizer=tokenizer, cache=cache, token=token, tls=tls)
+        # It is frozen, or the service cannot say so. A copy may be in the cache.
+        return Datastore.open(location, tokenizer=tokenizer, cache=cache, token=token, tls=tls)
 
 
 def open_datastores(paths: Sequence[Path]) -> dict[str, Datastore | LiveDatastore]:
-    """Return datastores, frozen or live, by the names of their folders.
+    """Open several datastores, and return them by the names of their folders.
 
-    By their paths where several have one name.
+    Datastores whose folders have the same name are returned by their paths.
 
     Raises:
         TokenizerMismatchError: they were built with different tokenizers.
     """
     names = [path.resolve().name for path in paths]
-    stores = {
-        name if names.count(name) == 1 else str(path): open_store(path)
-        for name, path in zip(names, paths, strict=True)
-    }
+    stores: dict[str, Datastore | LiveDatastore] = {}
+    for name, path in zip(names, paths, strict=True):
+        is_unique = names.count(name) == 1
+        stores[name if is_unique else str(path)] = open_store(path)
     opened = list(stores.values())
     for store in opened[1:]:
         opened[0].tokenizer.require_same(store.tokenizer, store.path)

@@ -1,4 +1,4 @@
-"""A copy of a live datastore elsewhere, which this machine keeps up to date."""
+"""A copy, on this machine, of a live datastore of a service: `Replica`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 from rest_store.datastore.header import token_width
 from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.datastore.validation import IntSequence
 from rest_store.errors import (
     DatastoreNotFoundError,
     DeadlineError,
@@ -23,51 +24,59 @@ from rest_store.errors import (
     WriterError,
     describe,
 )
+from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.directory import is_live, make_directory
+from rest_store.live.encoder import document_labels
 from rest_store.live.follower import Follower
-from rest_store.live.retention import Limits, Retention
+from rest_store.live.records import Changes, DocumentRecord, Removal, is_time
+from rest_store.live.retention import Retention, RetentionTable
 from rest_store.live.segments import Segments
-from rest_store.live.upstream import Changes, DocumentRecord, Upstream, digest_of, is_time
+from rest_store.live.upstream import Upstream
 from rest_store.live.writer import Writer
 
-# Seconds until what was changed upstream is visible here, or a cache that is being begun is there.
-_PATIENCE = 10.0
+# For a change at the service to become visible here, and for another process to create the copy.
+_PATIENCE_SECONDS = 10.0
+_RETRY_SECONDS = 0.02
+_DIGEST_BYTES = 16
+_MAX_NUMBER = 2**63 - 1
+_MAX_EPOCH = 2**62 - 1
 
 
 def replica_directory(location: str, cache: Path) -> Path:
-    """Return the directory in `cache` of the replica of what is at `location`."""
+    """Return the directory in `cache` of the replica of the live datastore at `location`."""
     name = re.sub(r"[^\w.-]+", "-", location).strip("-.")[-80:]
-    return cache / f"{name}-{hashlib.sha256(location.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(location.encode()).hexdigest()[:16]
+    return cache / f"{name}-{digest}"
 
 
 class Replica:
-    """Keeps the copy of an upstream up to date, or reads it while
-    another process of this machine does. Thread-safe.
+    """Keeps the copy of an upstream up to date, or follows another process that does. Thread-safe.
 
-    Whoever holds the writer's lock receives the upstream's changes. The others follow its files,
-    and one of them takes over when the lock is free. Queries read what is on disk, whether or not
-    the upstream is there.
+    The process with the writer's lock receives the upstream's changes. The other processes of this
+    machine follow its files, and one of them takes over when the lock is free. Queries read the
+    copy, whether or not the upstream can be reached. Additions and deletions are sent to the
+    upstream, and come back as changes.
 
     Args:
-        directory: of the copy; made if it is absent.
-        upstream: what it is a copy of; closed with this.
-        tokenizer: identity of that which it must have; None: any.
-        tokenizer_json: serialization of the tokenizer, which a new one stores to encode texts.
+        directory: the directory of the copy; it is made if it is absent.
+        upstream: the upstream; `close` closes it.
+        tokenizer: identity of the tokenizer that the upstream must have; None: any.
+        tokenizer_json: serialization of the tokenizer; a new copy stores it to encode texts.
 
     Raises:
-        RestStoreError: there is no copy yet, and the upstream cannot be reached or refuses.
+        RestStoreError: there is no copy yet, and the upstream refuses or cannot be reached.
         TokenizerMismatchError: the copy, or else the upstream, has another tokenizer.
         DatastoreFormatError: the directory has a copy of something else.
-        StorageError: it cannot be read or written.
+        StorageError: the copy cannot be read or written.
 
     Attributes:
-        tokenizer: identity of the tokenizer that the tokens are from.
-        limits: none: the upstream evicts what is too much for it.
+        tokenizer: identity of the tokenizer of all tokens.
+        retention: without limits, since only the upstream evicts.
         segments: the present segments.
-        location: of the upstream.
+        location: the location of the upstream.
     """
 
-    limits = Limits()
+    retention = RetentionTable()
 
     def __init__(
         self,
@@ -79,99 +88,128 @@ class Replica:
         self.location = upstream.location
         self._directory = directory
         self._upstream = upstream
-        self._json = tokenizer_json
-        self._lock = threading.Lock()  # held by whoever follows another process, or takes over
+        self._tokenizer_json = tokenizer_json
+        # Held while another process is followed, and to take over from it.
+        self._lock = threading.Lock()
         self._stream: Iterator[Changes] | None = None
-        self._head = 0  # newest change that is known of
-        self._datastore_id = ""  # of the upstream, as it is stored here
-        self._backend = self._opened()
-        self.tokenizer = self._backend.tokenizer
+        self._head = 0  # number of the newest change that the upstream has announced
+        self._datastore_id = ""  # the upstream's, as stored in the copy
+        self._role = self._open()
+        self.tokenizer = self._role.tokenizer
+        self.segments = self._role.segments
         try:
-            self.tokenizer.require_same(tokenizer or self.tokenizer, self.location)
+            if tokenizer is not None:
+                self.tokenizer.require_same(tokenizer, self.location)
         except BaseException:
-            self._backend.close()
+            self._role.close()
             raise
-        self.segments = self._backend.segments
 
-    def _opened(self) -> Writer | Follower:
+    def _open(self) -> Writer | Follower:
         """Open the copy for writing, or for reading if another process writes it."""
-        # Asked before anything is made.
-        new = None if is_live(self._directory) else self._upstream.tokenizer
+        # The upstream is called first: nothing is made if it cannot be reached.
+        tokenizer = None if is_live(self._directory) else self._upstream.tokenizer
         make_directory(self._directory)
-        end = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
-                try:
-                    return self._writer(new)
-                except DatastoreNotFoundError:  # its creation was killed
-                    return self._writer(self._upstream.tokenizer)
+                return self._open_writer(tokenizer)
             except WriterError:
-                try:
-                    return Follower(self._directory, None, self.location)
-                except (DatastoreNotFoundError, StorageError):  # another process is beginning it
-                    if time.monotonic() > end:
-                        raise
-                    time.sleep(0.02)
+                pass
+            try:
+                return Follower(self._directory, None, self.location)
+            except (DatastoreNotFoundError, StorageError):  # another process is creating it
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_RETRY_SECONDS)
+
+    def _open_writer(self, tokenizer: TokenizerIdentity | None) -> Writer:
+        """Open the copy for writing, and create it if that was begun by a process that was killed.
+
+        Raises:
+            WriterError: another process writes it.
+        """
+        try:
+            return self._writer(tokenizer)
+        except DatastoreNotFoundError:
+            return self._writer(self._upstream.tokenizer)
 
     def _writer(
         self, tokenizer: TokenizerIdentity | None, segments: Segments | None = None
     ) -> Writer:
-        return Writer(self._directory, tokenizer, Retention(), self._json, self.location, segments)
+        return Writer(
+            self._directory,
+            tokenizer,
+            Retention(),
+            self._tokenizer_json,
+            self.location,
+            segments,
+        )
+
+    def tasks(self) -> list[Callable[[], bool]]:
+        """Return the work for background threads."""
+        return [self.work, self.receive]
 
     def disconnect(self) -> None:
-        """End what waits for the upstream."""
+        """End all calls that wait for the upstream."""
         self._upstream.close()
 
     def close(self) -> None:
         """Disconnect, and close the files."""
         self.disconnect()
         with self._lock:
-            self._backend.close()
+            self._role.close()
 
     @property
     def behind(self) -> int | None:
-        """Changes that are known of and not applied; None while another process applies them."""
-        return (
-            max(0, self._head - self.segments.newest) if isinstance(self._backend, Writer) else None
-        )
+        """How many announced changes are not applied yet; None: another process applies them."""
+        if isinstance(self._role, Follower):
+            return None
+        return max(0, self._head - self.segments.newest)
 
     def work(self) -> bool:
-        """Do what is to be done besides receiving changes: merging,
-        or reading what another process has received.
+        """Merge segments, or read changes of the process that writes the copy.
+
+        Returns:
+            Whether there may be more to do.
         """
-        backend = self._backend
-        if isinstance(backend, Follower):
-            with self._lock:
-                return self._takes_over(backend) or backend.work()
-        return backend.work()
+        role = self._role
+        if isinstance(role, Writer):
+            return role.work()
+        with self._lock:
+            return self._takes_over(role) or role.work()
 
     def _takes_over(self, follower: Follower) -> bool:
+        """Write the copy from now on, if no other process does; return whether."""
         try:
-            self._backend = self._writer(None, follower.segments)
+            self._role = self._writer(None, follower.segments)
         except WriterError:
             return False
         follower.release()
         return True
 
+    # --- Changes of the upstream ------------------------------------------------------------------
+
     def receive(self) -> bool:
-        """Receive some changes and apply them; return False while another process does.
+        """Receive a message of changes and apply it; return False while another process does.
 
         Raises:
-            ProtocolError: the upstream's changes contradict themselves, or what was there before.
-            RestStoreError: the upstream cannot be reached, has another tokenizer, or refuses.
-            StorageError: changes cannot be written.
+            ProtocolError: the changes contradict each other, or the changes before.
+            RestStoreError: the upstream refuses, cannot be reached, or has another tokenizer.
+            StorageError: the changes cannot be written.
         """
-        writer = self._backend
+        writer = self._role
         if not isinstance(writer, Writer):
             return False
         try:
             if self._stream is None:
-                self.tokenizer.require_same(self._upstream.tokenizer, self.location)
-                position, self._datastore_id = writer.position()
-                self._stream = iter(self._upstream.changes(position, self._datastore_id))
+                self._stream = self._connected(writer)
+            changes = next(self._stream)
             newest = self.segments.newest
-            changes = self._checked(next(self._stream), newest)
-            if changes[:3] != (self._datastore_id, newest + 1, newest):
+            self._require_order(changes, newest)
+            self._require_documents(changes.added)
+            self._head = changes.head
+            has_changes = changes.first <= changes.last or changes.first != newest + 1
+            if has_changes or changes.datastore_id != self._datastore_id:
                 writer.apply(changes)
                 self._datastore_id = changes.datastore_id
         except BaseException:
@@ -179,90 +217,127 @@ class Replica:
             raise
         return True
 
-    def _checked(self, changes: Changes, after: int) -> Changes:
-        """Return changes that may follow number `after`; raise ProtocolError for others."""
-        first, last = changes.first, changes.last
-        in_order = first in (1, after + 1) and first - 1 <= last <= changes.head < 2**63
-        for some in (changes.added, changes.removed):
-            numbers = [first - 1, *(change.number for change in some), last + 1]
-            in_order = in_order and all(one < other for one, other in pairwise(numbers))
-        if not in_order or not all(
-            0 < some.first <= some.last < some.number for some in changes.removed
-        ):
-            found = f"{first}..{last} of {changes.head}, and not in order"
-            raise self._wrong("changes", found, f"ascending, from {after + 1} or 1 on")
-        if changes.added:
-            self._check_documents(changes.added)
-        self._head = changes.head
-        return changes
+    def _connected(self, writer: Writer) -> Iterator[Changes]:
+        """Return the upstream's changes after those of the copy."""
+        self.tokenizer.require_same(self._upstream.tokenizer, self.location)
+        position, self._datastore_id = writer.position()
+        return iter(self._upstream.changes(position, self._datastore_id))
 
-    def _check_documents(self, documents: Sequence[DocumentRecord]) -> None:
-        """Raise ProtocolError unless these may be documents."""
+    def _require_order(self, changes: Changes, newest: int) -> None:
+        """Raise ProtocolError unless changes may follow change number `newest`."""
+        first = changes.first
+        last = changes.last
+        if (
+            first in (1, newest + 1)
+            and first - 1 <= last <= changes.head <= _MAX_NUMBER
+            and _is_ascending(first - 1, changes.added, last + 1)
+            and _is_ascending(first - 1, changes.removed, last + 1)
+            and all(0 < some.first <= some.last < some.number for some in changes.removed)
+        ):
+            return
+        raise ProtocolError(
+            f"{self.location}: changes {first}..{last} of {changes.head} are not in order, expected"
+            f" ascending numbers from {newest + 1} or 1 on"
+        )
+
+    def _require_documents(self, documents: Sequence[DocumentRecord]) -> None:
+        """Raise ProtocolError unless these are documents with tokens of the vocabulary.
+
+        This is the one validation of an upstream's documents. Their symbols are stored as they are.
+        """
         width = token_width(self.tokenizer.vocabulary_size)
         for document in documents:
-            is_whole = len(document.symbols) > 0 and len(document.symbols) % width == 0
-            is_sound = (
-                len(document.digest) == 16
-                and 0 <= document.epoch < 2**62
-                and is_time(document.added)
-            )
-            if not is_whole or not is_sound:
-                raise self._wrong(f"document {document.number}", "malformed", "one with tokens")
-        symbols = np.frombuffer(b"".join(document.symbols for document in documents), np.uint8)
-        if (
-            greatest := int(decode_symbols(symbols, width).max())
-        ) >= self.tokenizer.vocabulary_size:
-            raise self._wrong("a token", greatest, f"0..{self.tokenizer.vocabulary_size - 1}")
+            if not _is_well_formed(document, width):
+                raise ProtocolError(f"{self.location}: document {document.number} is malformed")
+        symbols = b"".join(document.symbols for document in documents)
+        tokens = decode_symbols(np.frombuffer(symbols, np.uint8), width)
+        greatest = int(tokens.max(initial=0))
+        if greatest >= self.tokenizer.vocabulary_size:
+            expected = f"0..{self.tokenizer.vocabulary_size - 1}"
+            raise ProtocolError(describe(self.location, "a token", greatest, expected))
 
-    def _wrong(self, what: str, found: object, expected: str) -> ProtocolError:
-        return ProtocolError(describe(self.location, what, found, expected))
+    # --- Changes of callers -----------------------------------------------------------------------
 
-    # --- What is changed upstream -----------------------------------------------------------------
+    def add(
+        self,
+        documents: Sequence[IntSequence],
+        ids: Sequence[str],
+        *,
+        namespace: str,
+        group: str | Sequence[str],
+        epoch: int | Sequence[int],
+    ) -> AddedDocuments:
+        """Add documents at the upstream, which validates them; return once they are visible here.
 
-    def add(self, documents: Sequence[DocumentRecord], ids: Sequence[str]) -> set[bytes]:
-        """Add documents upstream, as `Writer.add`; return once they are visible here."""
+        The arguments are those of `Writer.add`. The documents of each group and epoch are one call.
+        """
         if not documents:
-            return set()
-        width = token_width(self.tokenizer.vocabulary_size)
-        tokens = [
-            decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
-            for document in documents
-        ]
-        _, namespace, _, _, group, epoch, _ = documents[0]
-        added, number = self._upstream.add(
-            tokens, ids, namespace=namespace, group=group, epoch=epoch
-        )
-        self._wait(number)
-        return {digest_of(id, namespace) for id in added.added}
+            return AddedDocuments([], set())
+        labels = document_labels(group, epoch, len(documents))
+        new: set[str] = set()
+        newest = 0
+        for own_group, own_epoch in dict.fromkeys(labels):
+            places = [place for place, own in enumerate(labels) if own == (own_group, own_epoch)]
+            added, number = self._upstream.add(
+                [documents[place] for place in places],
+                [ids[place] for place in places],
+                namespace=namespace,
+                group=own_group,
+                epoch=own_epoch,
+            )
+            new.update(added.added)
+            newest = max(newest, number)
+        self._wait(newest)
+        return AddedDocuments(ids, new)
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
-        """Delete documents upstream; return how many there were once none is visible here."""
+        """Delete documents at the upstream; return their count once none is visible here."""
         count, number = self._upstream.delete(ids, namespace=namespace)
         self._wait(number)
         return count
 
     def discard(self, ids: Sequence[str], namespace: str, max_positions: int | None) -> list[str]:
-        """Refuse: segments are the upstream's."""
-        expected = "deleted, or discarded where the datastore is"
-        raise WriterError(describe(self.location, "a document", "discarded on a replica", expected))
+        """Raise WriterError, since segments are the upstream's."""
+        raise WriterError(
+            f"{self.location}: documents cannot be discarded on a replica; delete them, or discard"
+            " them where the datastore is"
+        )
 
     def _wait(self, number: int) -> None:
-        """Return once change `number` is visible here.
-
-        Raise DeadlineError if it is not for long.
-        """
-        if not self.segments.wait(number - 1, _PATIENCE):
+        """Return once change `number` is visible here; raise DeadlineError after some seconds."""
+        if not self.segments.wait(number - 1, _PATIENCE_SECONDS):
             raise DeadlineError(
-                f"{self.location}: changed there, but not visible here within {_PATIENCE:g} seconds"
+                f"{self.location}: the change was made there, but it is not visible here within"
+                f" {_PATIENCE_SECONDS:g} seconds"
             )
 
-    def limit(self, namespace: str, retention: Retention) -> None:
-        """Refuse: limits are the upstream's."""
+    def set_retention(self, namespace: str, retention: Retention) -> None:
+        """Raise WriterError, since only the upstream evicts."""
         raise WriterError(
-            describe(self.location, "a limit", "set on a replica", "set where the datastore is")
+            f"{self.location}: retention cannot be set on a replica; set it where the datastore is"
         )
 
     def compact(self) -> None:
-        """Write all documents to files, and merge these, unless another process does."""
-        if isinstance(backend := self._backend, Writer):
-            backend.compact()
+        """Compact the copy, as `Writer.compact`, unless another process writes it."""
+        role = self._role
+        if isinstance(role, Writer):
+            role.compact()
+
+
+def _is_ascending(
+    before: int, changes: Sequence[DocumentRecord] | Sequence[Removal], after: int
+) -> bool:
+    """Return whether the numbers of changes ascend, all of them between two others."""
+    numbers = [before, *(change.number for change in changes), after]
+    return all(number < following for number, following in pairwise(numbers))
+
+
+def _is_well_formed(document: DocumentRecord, width: int) -> bool:
+    """Return whether the fields of a document are valid, apart from its tokens' values."""
+    has_tokens = len(document.symbols) > 0 and len(document.symbols) % width == 0
+    return (
+        has_tokens
+        and len(document.digest) == _DIGEST_BYTES
+        and 0 <= document.epoch <= _MAX_EPOCH
+        and is_time(document.added)
+    )

@@ -1,37 +1,40 @@
-"""How much a live datastore keeps, how old documents are, and how
-large segments may be: whole ones are evicted.
+"""How much a live datastore keeps, and how large its segments may be.
+
+Eviction removes whole segments. So that little is evicted too early, a segment holds at most an
+eighth of the tokens, and of the time, that a namespace keeps.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rest_store.datastore.validation import check_int, real
 from rest_store.errors import ArgumentError, describe
+from rest_store.live.clock import Clock
 
 if TYPE_CHECKING:
+    from rest_store.live.records import DocumentRecord
     from rest_store.live.segment import Segment
-    from rest_store.live.upstream import DocumentRecord
 
-_MEMTABLE = 1 << 12  # positions that are sorted anew with each addition
-_MAX_SEGMENT_POSITIONS = 1 << 24  # positions of a segment: sorting them takes some seconds
-_COMMIT = 1 << 20  # positions of one commit
-_MIN_SEGMENTS = 8  # that a datastore with limits has at least
+_MAX_MEMTABLE_POSITIONS = 1 << 12  # each addition sorts the whole memtable again
+_MAX_SEGMENT_POSITIONS = 1 << 24  # sorting a segment of this size takes some seconds
+_MAX_COMMIT_POSITIONS = 1 << 20  # documents of one commit
+_MIN_SEGMENTS = 8  # in a namespace that evicts
+_MAX_BOUND = 2**62  # of tokens, epochs and seconds
 
 
 @dataclass(frozen=True)
 class Retention:
-    """How much a namespace keeps; None: no limit.
+    """How much a namespace keeps. None: all.
 
     Attributes:
-        max_tokens: most tokens. The oldest documents beyond it are evicted, an eighth at most at
-            once.
-        max_age: most seconds that a document is kept. It may be evicted an eighth of that earlier.
-        max_epochs: epochs that are kept: so many up to the greatest that there is.
+        max_tokens: the most tokens. The oldest documents beyond it are evicted, and up to an eighth
+            of `max_tokens` with them.
+        max_age: the most seconds that a document is kept. It may be evicted an eighth earlier.
+        max_epochs: how many epochs are kept, up to the greatest epoch of a document.
     """
 
     max_tokens: int | None = None
@@ -39,151 +42,123 @@ class Retention:
     max_epochs: int | None = None
 
     @classmethod
-    def checked(cls, max_tokens: Any, max_age: Any, max_epochs: Any) -> Retention:
-        """Return limits as they are stored.
+    def parse(cls, max_tokens: Any, max_age: Any, max_epochs: Any) -> Retention:
+        """Return the retention that a caller asks for.
 
         Raises:
-            ArgumentError: one is neither None nor positive: whole numbers of tokens and epochs, and
-                seconds.
+            ArgumentError: an argument is neither None nor positive, or `max_tokens` or `max_epochs`
+                is not a whole number.
         """
-        tokens = (
-            None
-            if max_tokens is None
-            else check_int("max_tokens", max_tokens, 2**62, where="live datastore")
+        return cls(
+            _positive_int("max_tokens", max_tokens),
+            _positive_seconds("max_age", max_age),
+            _positive_int("max_epochs", max_epochs),
         )
-        epochs = (
-            None
-            if max_epochs is None
-            else check_int("max_epochs", max_epochs, 2**62, where="live datastore")
-        )
-        age = None if max_age is None else real(max_age)
-        if age is not None and not 0 < age < 2**62:
-            raise ArgumentError(
-                describe("live datastore", "max_age", repr(max_age), "None or positive seconds")
-            )
-        return cls(tokens, age, epochs)
 
-    @property
-    def largest(self) -> int:
-        """Positions of a segment, unless it holds a single document."""
-        return (
-            _MAX_SEGMENT_POSITIONS
-            if self.max_tokens is None
-            else max(1, min(_MAX_SEGMENT_POSITIONS, self.max_tokens // _MIN_SEGMENTS))
+    def or_else(self, default: Retention) -> Retention:
+        """Return this retention, with the fields of `default` where this one has None."""
+        return Retention(
+            self.max_tokens or default.max_tokens,
+            self.max_age or default.max_age,
+            self.max_epochs or default.max_epochs,
         )
 
     @property
-    def memtable(self) -> int:
-        """Positions from which on the memtable is flushed."""
-        return min(_MEMTABLE, self.largest)
+    def max_segment_positions(self) -> int:
+        """The most positions of a segment with several documents."""
+        if self.max_tokens is None:
+            return _MAX_SEGMENT_POSITIONS
+        return max(1, min(_MAX_SEGMENT_POSITIONS, self.max_tokens // _MIN_SEGMENTS))
 
-    def may_span(self, oldest: float, newest: float) -> bool:
-        """Return whether documents added at these times may be in one segment."""
+    @property
+    def max_memtable_positions(self) -> int:
+        """A memtable of this size or more is flushed."""
+        return min(_MAX_MEMTABLE_POSITIONS, self.max_segment_positions)
+
+    def allows_times(self, oldest: float, newest: float) -> bool:
+        """Return whether one segment may hold documents that were added at these times."""
         return self.max_age is None or abs(newest - oldest) <= self.max_age / _MIN_SEGMENTS
 
     def batches(
         self, documents: Iterable[DocumentRecord], width: int
     ) -> Iterator[list[DocumentRecord]]:
-        """Yield documents in lists that may each become a segment.
+        """Yield documents in lists. Each list may become a segment, and is committed at once.
 
         Args:
-            documents: in the order of their numbers.
+            documents: documents of one namespace, by number.
             width: bytes of a token.
         """
+        max_positions = min(_MAX_COMMIT_POSITIONS, self.max_segment_positions)
         batch: list[DocumentRecord] = []
-        size, most = 0, min(_COMMIT, self.largest)
+        size = 0
         for document in documents:
             positions = len(document.symbols) // width + 1
-            if batch and (
-                size + positions > most or not self.may_span(batch[0].added, document.added)
-            ):
-                yield batch
-                batch, size = [], 0
+            if batch:
+                is_too_large = size + positions > max_positions
+                if is_too_large or not self.allows_times(batch[0].added, document.added):
+                    yield batch
+                    batch = []
+                    size = 0
             batch.append(document)
             size += positions
         if batch:
             yield batch
 
 
-class Limits:
-    """How much each namespace keeps.
+class RetentionTable:
+    """The retention of each namespace.
 
     Args:
-        stored: what was set for each namespace; what is None there is as set for the namespace "".
+        stored: the retention that was set for each namespace. A field that is None is that of the
+            namespace "", which is the default.
     """
 
     def __init__(self, stored: Mapping[str, Retention] | None = None) -> None:
         stored = stored or {}
         self._default = stored.get("", Retention())
-        self._own = {
-            name: Retention(
-                own.max_tokens or self._default.max_tokens,
-                own.max_age or self._default.max_age,
-                own.max_epochs or self._default.max_epochs,
-            )
-            for name, own in stored.items()
-        }
+        self._own = {name: own.or_else(self._default) for name, own in stored.items()}
 
-    def of(self, namespace: str) -> Retention:
-        """Return how much a namespace keeps."""
+    def by_namespace(self, namespace: str) -> Retention:
+        """Return the retention of a namespace."""
         return self._own.get(namespace, self._default)
 
-    def kept(self, segments: Sequence[Segment], clock: Clock) -> list[Segment]:
-        """Return the segments of a namespace without those too old,
-        and the first of those that are too much.
+    def retained(self, segments: Sequence[Segment], clock: Clock) -> list[Segment]:
+        """Return the segments of a namespace that are not to be evicted.
+
+        Evicted are segments with a document that is too old, and the oldest segments beyond
+        `max_tokens`.
         """
-        kept: list[Segment] = []
+        retained: list[Segment] = []
         total = 0
         for segment in reversed(segments):
-            retention = self.of(segment.namespace)
+            retention = self.by_namespace(segment.namespace)
             if retention.max_age is not None and clock.age(segment.oldest) >= retention.max_age:
                 continue
             total += segment.token_count
             if retention.max_tokens is None or total <= retention.max_tokens:
-                kept.append(segment)
-        return kept[::-1]
+                retained.append(segment)
+        retained.reverse()
+        return retained
 
     @property
-    def least_age(self) -> float:
-        """The smallest `max_age` of all; infinite if there is none."""
-        return min(
-            (some.max_age for some in self._own.values() if some.max_age is not None),
-            default=math.inf,
+    def shortest_age(self) -> float:
+        """The smallest `max_age` of all namespaces; infinite if there is none."""
+        ages = (own.max_age for own in self._own.values() if own.max_age is not None)
+        return min(ages, default=math.inf)
+
+
+def _positive_int(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    return check_int(name, value, _MAX_BOUND, where="live datastore")
+
+
+def _positive_seconds(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    seconds = real(value)
+    if not 0 < seconds < _MAX_BOUND:
+        raise ArgumentError(
+            describe("live datastore", name, repr(value), "None or positive seconds")
         )
-
-
-class Clock:
-    """Seconds since 1970 that go on evenly when the system's clock
-    is set, and the ages of documents by them.
-
-    They go on from `last`, the time of the newest document, if the system's clock is behind that,
-    or so far ahead that all documents would be too old: `longest` seconds or more. Then the clock
-    is wrong, or the machine was off for long; nobody can tell which, and documents that are kept
-    for too long do less harm than documents that are lost.
-
-    Where they are ahead of the system's clock by less than `longest`, that was ahead when the
-    newest documents were added: their times are in the future, which counts as now, and the
-    documents before them are younger by as much.
-    """
-
-    def __init__(self, last: float, longest: float) -> None:
-        now = time.time()
-        self._longest = longest
-        self._began = last if last and not last <= now < last + longest else now
-        self._offset = self._began - _even_seconds()
-
-    def now(self) -> float:
-        """Return the time that a document has which is added now."""
-        return self._offset + _even_seconds()
-
-    def age(self, added: float) -> float:
-        """Return the seconds since a document was added."""
-        ahead = self.now() - time.time()
-        if added < self._began and 0 < ahead < self._longest:
-            added = min(added + ahead, self._began)
-        return self.now() - added
-
-
-def _even_seconds() -> float:
-    # The first counts sleep, too.
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return seconds

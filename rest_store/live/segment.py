@@ -1,6 +1,4 @@
-"""One segment of a live datastore: documents that follow one
-another, sorted, in memory or in the files of a shard.
-"""
+"""One segment of a live datastore: consecutive documents, sorted, in memory or in files."""
 
 from __future__ import annotations
 
@@ -23,21 +21,21 @@ from rest_store.datastore.header import (
 from rest_store.datastore.shard import Shard, ShardView, write_file, write_suffixes
 from rest_store.datastore.suffix_array import sorted_suffixes
 from rest_store.errors import DatastoreFormatError, StorageError, describe
-from rest_store.live.documents import SegmentRecord
-from rest_store.live.upstream import DocumentRecord
+from rest_store.live.records import DocumentRecord, SegmentRecord
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Sorted documents; never changes.
+    """Sorted documents of one namespace. It never changes.
 
     Attributes:
-        first: the numbers of its documents are `first .. last`; some of these may have been
-            deleted.
-        oldest: when the first of them was added, in seconds since 1970; `newest`: the last.
+        first: the number of its first document.
+        last: the number of its last document. Documents in between may have been deleted.
+        oldest: the time when its first document was added, in seconds since 1970.
+        newest: the time when its last document was added.
         view: the shard as kernels read it.
-        record: of its files; None: it is in memory, the memtable of its namespace.
-        namespace: of its documents.
+        record: the record of its files; None: it is in memory, the memtable of its namespace.
+        namespace: the namespace of its documents.
     """
 
     first: int
@@ -50,71 +48,76 @@ class Segment:
 
     @property
     def position_count(self) -> int:
-        """Tokens and separators."""
+        """The count of its tokens and separators."""
         return self.view.position_count
 
     @property
     def token_count(self) -> int:
-        """Tokens of its documents."""
+        """The count of its tokens."""
         return self.view.entry_count
 
     @property
     def document_count(self) -> int:
-        """Documents, each of which has a separator."""
+        """The count of its documents. Each has a separator."""
         return self.view.position_count - self.view.entry_count
 
 
 def sorted_segment(
     documents: Sequence[DocumentRecord], vocabulary_size: int, memtable: Segment | None = None
 ) -> Segment:
-    """Sort documents that follow one another in memory.
+    """Sort consecutive documents in memory.
 
     Args:
-        documents: at least one, of one namespace.
+        documents: at least one document, all of one namespace.
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
-        memtable: a segment in memory whose documents come before these.
+        memtable: a segment in memory with the documents before these.
 
     Raises:
-        MemoryError: there is not enough to sort them, about 12 to 18 bytes a token.
+        MemoryError: there is not enough memory, about 12 to 18 bytes a token.
 
     Releases the GIL for all that takes time in proportion to the size.
     """
     width = token_width(vocabulary_size)
     separator = separator_id(vocabulary_size).to_bytes(width, "big")
     payload = separator.join([*(document.symbols for document in documents), bytes(TAIL_SIZE)])
-    first, oldest, count = documents[0].number, documents[0].added, len(documents)
+    first = documents[0].number
+    oldest = documents[0].added
+    document_count = len(documents)
     if memtable is not None:
         payload = memtable.view.symbols[:-TAIL_SIZE].tobytes() + payload
-        first, oldest, count = memtable.first, memtable.oldest, memtable.document_count + count
+        first = memtable.first
+        oldest = memtable.oldest
+        document_count += memtable.document_count
     symbols = np.frombuffer(payload, np.uint8)
     positions = (symbols.size - TAIL_SIZE) // width
-    entries = positions - count
+    tokens = positions - document_count
     with _one_thread():
-        keys, packed = sorted_suffixes(symbols, width, entries)
+        keys, entries = sorted_suffixes(symbols, width, tokens)
     view = ShardView(
-        symbols,
-        keys.view(np.uint8),
-        packed,
-        positions,
-        entries,
-        keys.size,
-        width,
-        entry_bits(positions),
+        symbols=symbols,
+        keys=keys.view(np.uint8),
+        entries=entries,
+        position_count=positions,
+        entry_count=tokens,
+        key_count=keys.size,
+        width=width,
+        bits=entry_bits(positions),
     )
     return Segment(
-        first,
-        documents[-1].number,
-        oldest,
-        documents[-1].added,
-        view,
+        first=first,
+        last=documents[-1].number,
+        oldest=oldest,
+        newest=documents[-1].added,
+        view=view,
         namespace=documents[0].namespace,
     )
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let the calling thread sort without others: they would be
-    taken from queries, and small sorts wait for them.
+    """Within the block, sort on the calling thread alone.
+
+    Further threads would take cores from queries, and small sorts would wait for them.
     """
     from pydivsufsort.dll import libdivsufsort
 
@@ -130,18 +133,24 @@ def _one_thread() -> Iterator[None]:
 
 
 def write_segment(segment: Segment, directory: Path, vocabulary_size: int) -> Segment:
-    """Write a segment to files of a new name, and return it as it is mapped from there.
+    """Write a segment to files of a new name, and return it as mapped from them.
 
-    The files are not flushed to disk: after a loss of power, their checksums say whether they are
+    The files are not flushed to disk. After a loss of power, their checksums say whether they are
     whole.
 
     Raises:
-        StorageError: the files cannot be written; what was written of them is removed.
+        StorageError: the files cannot be written. They are removed.
     """
     name = f"segment-{uuid4().hex}"
     sha256 = write_shard(segment.view, directory, name, vocabulary_size)
     record = SegmentRecord(
-        name, segment.namespace, segment.first, segment.last, segment.oldest, segment.newest, sha256
+        name=name,
+        namespace=segment.namespace,
+        first=segment.first,
+        last=segment.last,
+        oldest=segment.oldest,
+        newest=segment.newest,
+        sha256=sha256,
     )
     return open_segment(directory, record, vocabulary_size)
 
@@ -149,24 +158,28 @@ def write_segment(segment: Segment, directory: Path, vocabulary_size: int) -> Se
 def write_shard(
     view: ShardView, directory: Path, name: str, vocabulary_size: int, *, durable: bool = False
 ) -> bytes:
-    """Write an ordinary shard, flushed to disk if it is to be `durable`; raises as `write_segment`.
+    """Write the two files of a shard.
+
+    Args:
+        view: the shard.
+        directory: the directory of the files.
+        name: their name without an extension.
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+        durable: whether to flush the files to disk.
 
     Returns:
         The SHA-256 of its tokens.
+
+    Raises:
+        StorageError: the files cannot be written. They are removed.
     """
     sha256 = hashlib.sha256(view.symbols[:-TAIL_SIZE].data).digest()
-    tokens = TokensHeader(
-        vocabulary_size, view.position_count, view.position_count - view.entry_count, sha256
-    )
+    document_count = view.position_count - view.entry_count
+    header = TokensHeader(vocabulary_size, view.position_count, document_count, sha256)
+    keys = view.keys.view("<u8")
     try:
-        write_file(directory / f"{name}.tokens", tokens.pack(), view.symbols, durable=durable)
-        write_suffixes(
-            directory / f"{name}.suffixes",
-            tokens,
-            view.keys.view("<u8"),
-            view.entries,
-            durable=durable,
-        )
+        write_file(directory / f"{name}.tokens", header.pack(), view.symbols, durable=durable)
+        write_suffixes(directory / f"{name}.suffixes", header, keys, view.entries, durable=durable)
     except OSError as error:
         remove_files(directory, name)
         raise StorageError(
@@ -181,28 +194,38 @@ def open_segment(
     """Map the files of a segment.
 
     Args:
-        directory: where they are.
-        record: what is known of them.
+        directory: the directory of the files.
+        record: the record of the segment.
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
-        verify: whether to read all of them and compare their checksums.
+        verify: whether to read all of both files and compare their checksums.
 
     Raises:
-        DatastoreError: the subclass that names what is wrong with them.
+        DatastoreError: the subclass that names the fault of the files.
     """
     shard = Shard.open(directory, record.name)
     shard.require_vocabulary(vocabulary_size)
-    if (found := shard.tokens.header.sha256) != record.sha256:
+    sha256 = shard.tokens.header.sha256
+    if sha256 != record.sha256:
         raise DatastoreFormatError(
             "checksum",
-            describe(shard.tokens.path, "SHA-256 of the payload", found.hex(), record.sha256.hex()),
+            describe(
+                shard.tokens.path, "SHA-256 of the payload", sha256.hex(), record.sha256.hex()
+            ),
         )
     if verify:
         shard.require_checksums()
-    span = record.first, record.last, record.oldest, record.newest
-    return Segment(*span, shard.view, record, record.namespace)
+    return Segment(
+        first=record.first,
+        last=record.last,
+        oldest=record.oldest,
+        newest=record.newest,
+        view=shard.view,
+        record=record,
+        namespace=record.namespace,
+    )
 
 
 def remove_files(directory: Path, name: str) -> None:
-    """Remove the files of a segment, as far as they are there; raises OSError."""
+    """Remove those files of a segment that exist. Raises OSError."""
     for kind in ("tokens", "suffixes"):
         (directory / f"{name}.{kind}").unlink(missing_ok=True)

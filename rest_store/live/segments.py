@@ -1,4 +1,4 @@
-"""The segments of a live datastore at present, and how they are made of what is stored."""
+"""The present segments of a live datastore, and how they are loaded from what is stored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -14,154 +13,172 @@ from rest_store.datastore.header import TAIL_SIZE, token_width
 from rest_store.datastore.shard import ShardView
 from rest_store.datastore.store import Snapshot
 from rest_store.errors import DatastoreError
-from rest_store.live.documents import Documents, SegmentRecord
-from rest_store.live.retention import Limits, Retention
+from rest_store.live.documents import Documents
+from rest_store.live.records import DocumentRecord, SegmentRecord, group_by_namespace
+from rest_store.live.retention import Retention, RetentionTable
 from rest_store.live.segment import Segment, open_segment, sorted_segment
-from rest_store.live.upstream import DocumentRecord
-
-Item = TypeVar("Item", Segment, SegmentRecord, DocumentRecord)
 
 
 class Segments:
-    """The present segments, and the snapshots over them. Others may
-    read it while one thread changes it.
+    """The present segments, and the snapshots over them.
+
+    One thread changes them at a time, while any thread reads them.
 
     Args:
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
 
     Attributes:
-        of: the segments of each namespace that has any, oldest first; only the last one may be in
-            memory: its memtable. Another mapping after each change.
-        newest: number of the newest change that they hold.
+        by_namespace: the segments of each namespace that has any, oldest first. Only the last one
+            may be in memory: the memtable of the namespace. Each change sets another mapping.
+        newest: number of the newest change that the segments hold.
     """
 
     def __init__(self, vocabulary_size: int) -> None:
         self.vocabulary_size = vocabulary_size
-        self.of: Mapping[str, tuple[Segment, ...]] = {}
+        self.by_namespace: Mapping[str, tuple[Segment, ...]] = {}
         self.newest = 0
         self._is_closed = False
         self._changed = threading.Condition()
-        self._nothing = Snapshot.from_views([_empty_view(vocabulary_size)], vocabulary_size)
+        self._empty_snapshot = Snapshot.from_views([_empty_view(vocabulary_size)], vocabulary_size)
         self._snapshots: dict[str, Snapshot] = {}
 
     @property
     def all(self) -> list[Segment]:
         """The segments of all namespaces."""
-        return [*chain(*self.of.values())]
+        return list(chain.from_iterable(self.by_namespace.values()))
 
     def snapshot(self, namespace: str = "") -> Snapshot:
-        """Return what queries of a namespace read."""
-        return self._snapshots.get(namespace, self._nothing)
+        """Return the shards that queries of a namespace read."""
+        return self._snapshots.get(namespace, self._empty_snapshot)
 
-    def set(self, changed: Mapping[str, Sequence[Segment]], newest: int) -> None:
-        """Have queries read the segments after change number `newest` from now on.
+    def publish(self, changed: Mapping[str, Sequence[Segment]], newest: int) -> None:
+        """Let queries read the segments after change number `newest` from now on.
 
         Args:
-            changed: all of each namespace that has others than before.
+            changed: for each namespace with other segments than before, all of its segments.
             newest: number of the change.
         """
-        of, snapshots = {**self.of}, {**self._snapshots}
-        for namespace, some in changed.items():
-            if tuple(some) == of.get(namespace):
+        present = dict(self.by_namespace)
+        snapshots = dict(self._snapshots)
+        for namespace, segments in changed.items():
+            if tuple(segments) == present.get(namespace):
                 continue
-            if some:
-                of[namespace] = tuple(some)
-                snapshots[namespace] = Snapshot.from_views(
-                    [segment.view for segment in some], self.vocabulary_size
-                )
+            if segments:
+                present[namespace] = tuple(segments)
+                views = [segment.view for segment in segments]
+                snapshots[namespace] = Snapshot.from_views(views, self.vocabulary_size)
             else:
-                of.pop(namespace, None)
+                present.pop(namespace, None)
                 snapshots.pop(namespace, None)
         with self._changed:
-            self.of, self._snapshots, self.newest = of, snapshots, newest
+            self.by_namespace = present
+            self._snapshots = snapshots
+            self.newest = newest
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Keep no files mapped, and have nobody wait."""
+        """Unmap all files, and end all calls of `wait`."""
         self._is_closed = True
-        self.set(dict.fromkeys(self.of, ()), self.newest)
+        self.publish(dict.fromkeys(self.by_namespace, ()), self.newest)
 
     def wait(self, after: int, timeout: float) -> bool:
-        """Wait until there are changes after number `after`, or `close`.
+        """Wait for changes after number `after`, until `close` or for `timeout` seconds.
 
-        Return whether there are within `timeout`.
+        Returns:
+            Whether there are such changes.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.newest > after or self._is_closed, timeout)
             return self.newest > after
 
-    def stored(
-        self, directory: Path, documents: Documents, limits: Limits, *, may_keep: bool = False
+    def load(
+        self,
+        directory: Path,
+        documents: Documents,
+        retention: RetentionTable,
+        *,
+        keep_memtables: bool = False,
     ) -> dict[str, list[Segment]]:
-        """Return the segments of all documents that are stored, as in `of`.
+        """Return the segments of all stored documents, by namespace.
 
-        [] for namespaces that have none any more.
-
-        Documents that are in no file are sorted in memory, and so are those of files that are
-        damaged or missing, or larger than `limits` allow. Files that are not present yet are read,
-        to compare their checksums.
+        Namespaces of the present segments that have no documents any more have []. Documents in no
+        file are sorted in memory. So are the documents of files that are missing, damaged, or
+        larger than their namespace allows. The checksums of files that are not mapped yet are
+        compared.
 
         Args:
-            directory: of the live datastore.
+            directory: the directory of the live datastore.
             documents: its documents, which do not change meanwhile.
-            limits: how large segments may be.
-            may_keep: whether present memtables stay that have the same documents: `documents` is
-                what it was, but for changes since.
+            retention: how large segments may be.
+            keep_memtables: whether present memtables stay if they hold the same documents. False if
+                `documents` may be those of another datastore.
 
         Raises:
             StorageError: documents cannot be read.
         """
-        records = by_namespace(documents.records())
-        stored: dict[str, list[Segment]] = {namespace: [] for namespace in self.of}
+        records = group_by_namespace(documents.segment_records())
+        loaded: dict[str, list[Segment]] = {namespace: [] for namespace in self.by_namespace}
         for namespace in documents.namespaces():
-            retention, segments = limits.of(namespace), []
-            present = {segment.record: segment for segment in self.of.get(namespace, ())}
+            own = retention.by_namespace(namespace)
+            present = {segment.record: segment for segment in self.by_namespace.get(namespace, ())}
+            segments: list[Segment] = []
             last = 0
             for record in records.get(namespace, ()):
-                last = record.last
-                fits = retention.may_span(record.oldest, record.newest)
-                try:
-                    segment = present.get(record) or open_segment(
-                        directory, record, self.vocabulary_size, verify=True
-                    )
-                    fits = (
-                        fits and segment.position_count <= retention.largest
-                    ) or segment.document_count == 1
-                except DatastoreError:
-                    fits = False
-                if fits:
-                    segments.append(segment)
+                segment = present.get(record) or self._opened(directory, record)
+                if segment is not None and not _is_allowed(segment, own):
+                    segment = None
+                if segment is None:
+                    stored = documents.read(record.first, record.last, namespace=namespace)
+                    segments += self._sorted(stored, own)
                 else:
-                    segments += self._sorted(
-                        documents.read(record.first, last, namespace=namespace), retention
-                    )
-            memtable = present.get(None) if may_keep else None
-            if memtable and documents.extent(namespace, last) == (
-                memtable.document_count,
-                memtable.last,
-            ):
-                segments.append(memtable)
+                    segments.append(segment)
+                last = record.last
+            memtable = present.get(None) if keep_memtables else None
+            if memtable is None or not _has_all_documents(memtable, documents, last):
+                segments += self._sorted(documents.read(last + 1, namespace=namespace), own)
             else:
-                segments += self._sorted(documents.read(last + 1, namespace=namespace), retention)
-            stored[namespace] = segments
-        return stored
+                segments.append(memtable)
+            loaded[namespace] = segments
+        return loaded
+
+    def _opened(self, directory: Path, record: SegmentRecord) -> Segment | None:
+        """Return the segment in files of a record; None: they are missing or damaged."""
+        try:
+            return open_segment(directory, record, self.vocabulary_size, verify=True)
+        except DatastoreError:
+            return None
 
     def _sorted(self, documents: Iterable[DocumentRecord], retention: Retention) -> list[Segment]:
         batches = retention.batches(documents, token_width(self.vocabulary_size))
         return [sorted_segment(batch, self.vocabulary_size) for batch in batches]
 
 
-def by_namespace(items: Iterable[Item]) -> dict[str, list[Item]]:
-    """Return what belongs to each namespace, in its order."""
-    found: dict[str, list[Item]] = {}
-    for item in items:
-        found.setdefault(item.namespace, []).append(item)
-    return found
+def _is_allowed(segment: Segment, retention: Retention) -> bool:
+    """Return whether a segment is no larger than its namespace allows."""
+    if segment.document_count == 1:
+        return True
+    if segment.position_count > retention.max_segment_positions:
+        return False
+    return retention.allows_times(segment.oldest, segment.newest)
+
+
+def _has_all_documents(memtable: Segment, documents: Documents, after: int) -> bool:
+    """Return whether a memtable holds the documents of its namespace after number `after`."""
+    extent = documents.extent(memtable.namespace, after)
+    return extent == (memtable.document_count, memtable.last)
 
 
 def _empty_view(vocabulary_size: int) -> ShardView:
-    """Return a shard without tokens: kernels need at least one shard."""
+    """Return a shard without tokens, since kernels need at least one shard."""
     width = token_width(vocabulary_size)
-    symbols = np.concatenate([np.full(width, 0xFF, np.uint8), np.zeros(TAIL_SIZE, np.uint8)])
-    nothing = np.zeros(0, np.uint8)
-    return ShardView(symbols, nothing, np.zeros(TAIL_SIZE, np.uint8), 1, 0, 0, width, 1)
+    separator = np.full(width, 0xFF, np.uint8)
+    return ShardView(
+        symbols=np.concatenate([separator, np.zeros(TAIL_SIZE, np.uint8)]),
+        keys=np.zeros(0, np.uint8),
+        entries=np.zeros(TAIL_SIZE, np.uint8),
+        position_count=1,
+        entry_count=0,
+        key_count=0,
+        width=width,
+        bits=1,
+    )

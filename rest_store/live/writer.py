@@ -1,5 +1,7 @@
-"""What writes a live datastore: a memtable, its flush to files,
-their compaction, and the removal of documents.
+"""The process that writes a live datastore: `Writer`.
+
+It adds documents to a memtable, flushes the memtable to files, merges the files, and removes
+documents.
 """
 
 from __future__ import annotations
@@ -16,47 +18,62 @@ from threading import Lock
 
 from rest_store.datastore.header import token_width
 from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.datastore.validation import IntSequence
 from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, StorageError, describe
-from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
+from rest_store.live.added_documents import AddedDocuments
+from rest_store.live.clock import Clock
+from rest_store.live.compaction import MAX_BACKLOG, STALL_SECONDS, segments_to_merge
 from rest_store.live.directory import take_writer_lock
-from rest_store.live.documents import Documents, SegmentRecord
-from rest_store.live.encoder import store_tokenizer
-from rest_store.live.retention import Clock, Limits, Retention
+from rest_store.live.documents import Documents
+from rest_store.live.encoder import encode_documents, store_tokenizer
+from rest_store.live.records import (
+    Changes,
+    DocumentRecord,
+    Removal,
+    SegmentRecord,
+    group_by_namespace,
+    id_digest,
+)
+from rest_store.live.retention import Retention, RetentionTable
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
-from rest_store.live.segments import Segments, by_namespace
-from rest_store.live.upstream import Changes, DocumentRecord, digest_of
+from rest_store.live.segments import Segments
 
 
 class Writer:
-    """Writes one live datastore; methods raise what those of `LiveDatastore` say. Thread-safe.
+    """Writes one live datastore. Methods raise the errors of `LiveDatastore`'s. Thread-safe.
 
-    An addition is sorted into the memtable, which is flushed to files once it is large enough.
-    Compaction merges segments in files; it sorts them beside additions, and what it made is put in
-    their place at the end. A change is committed to SQLite first, and published to queries then.
-    After one that ended with an error or an interrupt, nobody knows whether it was stored: the next
-    change begins by reading what is.
+    An addition is sorted into the memtable. A memtable that is large enough is flushed to files.
+    Compaction merges segments in files: it sorts beside additions, and puts the new segment in the
+    place of the old ones at the end.
+
+    Each change is committed to SQLite first, and published to queries then. If a change ends with
+    an error or an interrupt, nobody knows whether it was committed. The next change therefore
+    begins by loading what is stored.
 
     Args:
-        directory: of the datastore; it exists.
-        tokenizer: identity of that which it must have, and which a new one is for; None: any.
-        retention: how much a namespace keeps from now on that has no limits of its own; None in it:
-            as before.
-        tokenizer_json: serialization of the tokenizer, which a new one stores to encode texts.
-        location: of the upstream that it is a replica of; "": none.
-        segments: those that queries read; None: new ones.
+        directory: the directory of the datastore; it exists.
+        tokenizer: identity of the tokenizer that the datastore must have, and that a new one gets;
+            None: any.
+        retention: how much a namespace without its own retention keeps from now on. Fields that are
+            None stay as they are.
+        tokenizer_json: serialization of the tokenizer; a new datastore stores it to encode texts.
+        location: the location of the upstream, if this is a replica; "": it is none.
+        segments: the segments that queries read already; None: new ones.
 
     Raises:
-        DatastoreNotFoundError: it is empty, and there is no `tokenizer`.
+        DatastoreNotFoundError: it is new, and there is no `tokenizer`.
         TokenizerMismatchError: it has another tokenizer.
         DatastoreFormatError: it is a replica of another upstream, or of none.
         WriterError: another process writes it.
         StorageError: documents cannot be read, or segments cannot be written.
 
     Attributes:
-        tokenizer: identity of the tokenizer that the tokens are from.
-        limits: how much each namespace keeps.
+        tokenizer: identity of the tokenizer of all tokens.
+        retention: how much each namespace keeps.
         segments: the present segments.
     """
+
+    retention: RetentionTable
 
     def __init__(
         self,
@@ -69,394 +86,461 @@ class Writer:
     ) -> None:
         self._directory = directory
         self._location = location
-        self._sorting = Lock()  # held while segments in files are sorted anew; taken before `_lock`
-        self._lock = Lock()  # held for a change, which is short
-        self._closed = False
+        # Held while segments in files are sorted again. It is taken before `_lock`.
+        self._sorting = Lock()
+        # Held for a change, which is short.
+        self._lock = Lock()
+        self._is_closed = False
         self._may_differ_from_disk = False
-        # Segments beside which nothing is to be done.
+        # The segments for which `work` found nothing more to do.
         self._settled: Mapping[str, Sequence[Segment]] = {}
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
-            # For the holder of `_lock`:
+            # The holder of `_lock` uses this connection.
             self._documents = resources.enter_context(
                 closing(Documents(directory, is_replica=bool(location)))
             )
             if self._documents.is_new:
-                self._begin(tokenizer, tokenizer_json)
+                self._create(tokenizer, tokenizer_json)
             self._documents.require_location(location)
             self.tokenizer = self._documents.tokenizer()
             if tokenizer is not None:
                 self.tokenizer.require_same(tokenizer, directory)
-            self._documents.set_limits("", retention)
-            self.limits, self._clock = self._stored_limits()
-            # For the holder of `_sorting`:
-            self._beside = resources.enter_context(closing(Documents(directory, read_only=True)))
+            self._documents.set_retention("", retention)
+            self._load_retention()
+            # The holder of `_sorting` uses this connection.
+            self._sorting_documents = resources.enter_context(
+                closing(Documents(directory, read_only=True))
+            )
             self._vocabulary_size = self.tokenizer.vocabulary_size
             self._width = token_width(self._vocabulary_size)
             self.segments = segments or Segments(self._vocabulary_size)
-            self._load()
+            self._load_segments()
             with suppress(StorageError):  # the next deletion tries again
                 self._clean()
             self._resources = resources.pop_all()
 
-    def _begin(self, tokenizer: TokenizerIdentity | None, tokenizer_json: str | None) -> None:
-        """Make the tables of a new datastore, after the file of its tokenizer."""
+    def _create(self, tokenizer: TokenizerIdentity | None, tokenizer_json: str | None) -> None:
+        """Store the tokenizer of a new datastore, and then create its tables."""
         if tokenizer is None:
-            raise DatastoreNotFoundError(
-                describe(self._directory, "live datastore", "empty", "one to open")
-            )
+            raise DatastoreNotFoundError(f"{self._directory}: the live datastore is still empty")
         store_tokenizer(tokenizer_json, self._directory)
         self._documents.create(tokenizer, self._location)
 
+    def tasks(self) -> list[Callable[[], bool]]:
+        """Return the work for background threads."""
+        return [self.work]
+
     def close(self) -> None:
-        """Close the files and let others write, after a change in progress.
+        """Wait for the change in progress, close the files, and let other processes write.
 
         Later calls raise DatastoreClosedError.
         """
         with self._sorting, self._lock:
-            self._closed, self._settled = True, {}
+            self._is_closed = True
+            self._settled = {}
             self.segments.close()
             self._resources.close()
 
-    def add(self, documents: Sequence[DocumentRecord], ids: Sequence[str]) -> set[bytes]:
-        """Add documents of one namespace, without those whose digest is there already.
+    # --- Changes of callers -----------------------------------------------------------------------
+
+    def add(
+        self,
+        documents: Sequence[IntSequence],
+        ids: Sequence[str],
+        *,
+        namespace: str,
+        group: str | Sequence[str],
+        epoch: int | Sequence[int],
+    ) -> AddedDocuments:
+        """Add those documents whose ids do not exist yet; return when they are durable.
 
         Args:
-            documents: numbers and times are still to come.
-            ids: of them, which the digests stand for.
-
-        Returns:
-            The digests of those that were added, when they are durable.
+            documents: token sequences.
+            ids: a valid id for each document.
+            namespace: a valid namespace.
+            group: as in `LiveDatastore.add`.
+            epoch: as in `LiveDatastore.add`.
         """
-        new: set[bytes] = set()
-        for namespace, some in by_namespace(documents).items():
-            for batch in self.limits.of(namespace).batches(some, self._width):
-                self._stall(namespace)
-                with self._change():
-                    new.update(self._add(namespace, batch))
-        return new
+        retention = self.retention.by_namespace(namespace)
+        records = encode_documents(
+            documents,
+            ids,
+            namespace=namespace,
+            group=group,
+            epoch=epoch,
+            vocabulary_size=self._vocabulary_size,
+            max_tokens=retention.max_tokens,
+        )
+        new_digests: set[bytes] = set()
+        for batch in retention.batches(records, self._width):
+            self._stall([namespace])
+            with self._change():
+                new_digests.update(self._add_batch(namespace, batch))
+        new_ids = {
+            id for id, record in zip(ids, records, strict=True) if record.digest in new_digests
+        }
+        return AddedDocuments(ids, new_ids)
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
-        """Delete documents and return how many there were.
+        """Delete documents; return their count when no answer and no file holds them."""
+        digests = [id_digest(id, namespace) for id in ids]
 
-        Then no answer holds them, and no file.
-        """
-        digests = [digest_of(id, namespace) for id in ids]
-        return self._remove(namespace, lambda: self._beside.numbers(digests).values())
+        def find() -> Iterable[int]:
+            return self._sorting_documents.numbers_by_digest(digests).values()
+
+        return self._remove(namespace, find, deleted=True)
 
     def discard(self, ids: Sequence[str], namespace: str, max_positions: int | None) -> list[str]:
-        """Remove documents from answers, but for those in larger segments than `max_positions`.
+        """Remove documents from answers, except from segments larger than `max_positions`.
 
         Their bytes stay in the file of documents until the next deletion or opening. While segments
-        are merged, nothing is removed unless `max_positions` is None: that would have to wait.
+        are merged, nothing is removed unless `max_positions` is None, since it would have to wait.
 
         Returns:
-            The ids of those that are still there.
+            The ids of documents that still exist.
         """
         if max_positions is not None and self._sorting.locked():
             return list(ids)
-        digests = {digest_of(id, namespace): id for id in ids}
+        ids_by_digest = {id_digest(id, namespace): id for id in ids}
         left: list[str] = []
 
-        def find() -> Iterator[int]:
-            segments = self.segments.of.get(namespace, ())
-            large = [
-                segment
-                for segment in segments
-                if max_positions is not None and segment.position_count > max_positions
-            ]
-            for digest, number in self._beside.numbers(digests).items():
+        def find() -> Iterable[int]:
+            numbers = self._sorting_documents.numbers_by_digest(ids_by_digest)
+            large = []
+            for segment in self._present(namespace):
+                if max_positions is not None and segment.position_count > max_positions:
+                    large.append(segment)
+            for digest, number in numbers.items():
                 if any(segment.first <= number <= segment.last for segment in large):
-                    left.append(digests[digest])
+                    left.append(ids_by_digest[digest])
                 else:
                     yield number
 
-        self._remove(namespace, find, wiped=False)
+        self._remove(namespace, find, deleted=True, cleaned=False)
         return left
 
-    def _remove(
-        self,
-        namespace: str,
-        find: Callable[[], Iterable[int]],
-        *,
-        deleted: bool = True,
-        wiped: bool = True,
-    ) -> int:
-        """Remove what `find` returns the numbers of; it is called by the holder of `_sorting`.
-
-        Args:
-            namespace: of the documents.
-            find: see above.
-            deleted: whether they are to be deleted, and not evicted.
-            wiped: whether no file holds them then.
-        """
-        with self._sorting:
-            self._require_open()
-            numbers = sorted(find())
-            if not numbers and not (deleted and wiped):
-                return 0
-            present = self.segments.of.get(namespace, ())
-            left = {
-                segment: self._without(segment, numbers)
-                for segment in present
-                if segment.record is not None
-            }
-            with self._change():
-                if numbers:
-                    present = self.segments.of.get(namespace, ())
-                    left |= {
-                        segment: self._without(segment, numbers)
-                        for segment in present
-                        if segment not in left
-                    }
-                    rest = [*chain(*(left[segment] for segment in present))]
-                    self._store({namespace: rest}, removed=numbers, deleted=deleted)
-                if deleted and wiped:
-                    self._clean()
-        return len(numbers)
-
-    def limit(self, namespace: str, retention: Retention) -> None:
-        """Keep so much of a namespace from now on; None in `retention`: as before."""
+    def set_retention(self, namespace: str, retention: Retention) -> None:
+        """Set how much a namespace keeps from now on. Fields that are None stay as they are."""
         with self._sorting, self._change():
-            self._documents.set_limits(namespace, retention)
-            self.limits, self._clock = self._stored_limits()
+            self._documents.set_retention(namespace, retention)
+            self._load_retention()
             self._settled = {}
-            self._load()
+            self._load_segments()
+
+    # --- Changes of an upstream -------------------------------------------------------------------
 
     def position(self) -> tuple[int, str]:
-        """Return the number of the newest change that a replica has,
-        and the id of the datastore that it is from.
+        """Return the number of a replica's newest change, and the id of its datastore.
 
-        Before that, what an earlier deletion could not remove is removed.
+        If an earlier deletion left remains, they are removed first.
         """
         with self._sorting, self._change():
             self._clean()
             return self._documents.newest(), self._documents.datastore_id()
 
     def apply(self, changes: Changes) -> None:
-        """Store and publish changes of the upstream: those that
-        follow what is stored, or the first of all.
+        """Store and publish changes of the upstream.
 
-        Only the upstream evicts. Where it does, segments are as small here as they are there, so
-        that a part of them is sorted anew each time; they are all as large as they may be where
-        nothing is evicted.
+        Args:
+            changes: they follow the stored changes, or begin with 1 and replace everything.
         """
-        added = by_namespace(changes.added)
-        self._stall(*added)
-        # Such a change does not wait for segments in files.
-        is_short = changes.first > 1 and not changes.removed
-        with nullcontext() if is_short else self._sorting, self._change():
-            removed: dict[str, list[int]] = {}
-            for removal in changes.removed:
-                there = self._documents.between(removal.first, removal.last)
-                for namespace, number in there:
-                    removed.setdefault(namespace, []).append(number)
-                if there and not removal.deleted:
-                    total = sum(segment.token_count for segment in self.segments.all)
-                    self.limits = Limits(
-                        {"": Retention(max(total, self.limits.of("").max_tokens or 0))}
-                    )
-            present = self.segments.of if changes.first > 1 else {}
-            segments: dict[str, list[Segment]] = {
-                namespace: [] for namespace in self.segments.of.keys() - present
-            }
+        added = group_by_namespace(changes.added)
+        self._stall(added)
+        replaces_everything = changes.first == 1
+        has_additions_only = not replaces_everything and not changes.removed
+        # Additions do not change segments in files, so they need not wait for sorting.
+        with nullcontext() if has_additions_only else self._sorting, self._change():
+            removed = self._existing_numbers(changes.removed)
+            segments: dict[str, list[Segment]] = {}
+            if replaces_everything:
+                segments.update((namespace, []) for namespace in self.segments.by_namespace)
             for namespace in {*removed, *added}:
-                numbers = sorted(removed.get(namespace, ()))
-                segments[namespace] = [
-                    *chain(*(self._without(some, numbers) for some in present.get(namespace, ())))
-                ]
-                for batch in self.limits.of(namespace).batches(
-                    added.get(namespace, ()), self._width
-                ):
-                    segments[namespace] = self._with(segments[namespace], batch)
-            self._store(segments, upstream=changes)
-            if changes.first == 1 or any(removal.deleted for removal in changes.removed):
+                before = [] if replaces_everything else self._present(namespace)
+                left = self._without_all(before, removed.get(namespace, []))
+                segments[namespace] = self._with_all(left, namespace, added.get(namespace, []))
+            self._commit(lambda: changes, segments)
+            if replaces_everything or any(removal.deleted for removal in changes.removed):
                 self._clean()
 
+    def _existing_numbers(self, removals: Iterable[Removal]) -> dict[str, list[int]]:
+        """Return the numbers of the documents to remove that exist here, by namespace."""
+        numbers: dict[str, list[int]] = {}
+        for removal in removals:
+            existing = self._documents.numbers_between(removal.first, removal.last)
+            for namespace, number in existing:
+                numbers.setdefault(namespace, []).append(number)
+            if existing and not removal.deleted:
+                self._follow_eviction()
+        return numbers
+
+    def _follow_eviction(self) -> None:
+        """Keep segments as small as those of an upstream that evicts.
+
+        Then each of its evictions sorts only a small share of this replica again. A replica of an
+        upstream that never evicts has the largest segments.
+        """
+        total = sum(segment.token_count for segment in self.segments.all)
+        max_tokens = max(total, self.retention.by_namespace("").max_tokens or 0)
+        self.retention = RetentionTable({"": Retention(max_tokens)})
+
+    def _without_all(self, segments: Iterable[Segment], numbers: Iterable[int]) -> list[Segment]:
+        """Return the segments of a namespace after the removal of documents."""
+        ascending = sorted(numbers)
+        left: list[Segment] = []
+        for segment in segments:
+            left += self._without(segment, ascending)
+        return left
+
+    def _with_all(
+        self, segments: list[Segment], namespace: str, documents: Iterable[DocumentRecord]
+    ) -> list[Segment]:
+        """Return the segments of a namespace after the addition of any number of documents."""
+        for batch in self.retention.by_namespace(namespace).batches(documents, self._width):
+            segments = self._with(segments, batch)
+        return segments
+
+    # --- Work beside changes ----------------------------------------------------------------------
+
     def work(self) -> bool:
-        """Do what is to be done beside additions; return whether there may be more."""
+        """Evict or merge once; return whether there may be more to do."""
         if self._evict():
             return True
-        present, settled = self.segments.of, self._settled
+        present = self.segments.by_namespace
+        settled = self._settled
         if present is settled:
             return False
-        namespaces = [
-            namespace for namespace, some in present.items() if some is not settled.get(namespace)
+        changed = [
+            namespace
+            for namespace, segments in present.items()
+            if segments is not settled.get(namespace)
         ]
-        if self._evict_epochs(namespaces) or self.merge(namespaces):
+        if self._evict_epochs(changed) or self.merge(changed):
             return True
         self._settled = present
         return False
 
     def _evict(self) -> bool:
-        """Evict what is too old by now; return whether anything was."""
-        if math.isinf(self.limits.least_age):
+        """Evict the documents that have become too old; return whether there were any."""
+        if math.isinf(self.retention.shortest_age):
             return False
-        if all(len(self._kept(some)) == len(some) for some in self.segments.of.values()):
+        present = self.segments.by_namespace
+        if all(len(self._retained(some)) == len(some) for some in present.values()):
             return False
         with self._change():
-            self._store(self.segments.of)
+            self._store(self.segments.by_namespace)
         return True
 
     def _evict_epochs(self, namespaces: Iterable[str]) -> bool:
-        """Evict one namespace's documents of epochs before those that are kept.
-
-        Return whether there may be more.
-        """
+        """Evict documents of too old epochs from one namespace; return whether there were any."""
         for namespace in namespaces:
-            most = self.limits.of(namespace).max_epochs
-            if most is None:
+            max_epochs = self.retention.by_namespace(namespace).max_epochs
+            if max_epochs is None:
                 continue
-            if self._remove(
-                namespace, partial(self._beside.outdated, most, namespace), deleted=False
-            ):
+            find = partial(self._sorting_documents.outdated, max_epochs, namespace)
+            if self._remove(namespace, find, deleted=False):
                 return True
         return False
 
     def compact(self) -> None:
-        """Write all documents to files, and merge these into as few segments as there may be."""
+        """Flush all memtables, and merge until there are as few segments as possible."""
         with self._change():
-            self._store(by_namespace(self._flushed(self.segments.all)))
-        while self.merge(self.segments.of, whole=True):
+            self._store(group_by_namespace(self._flushed(self.segments.all)))
+        while self.merge(self.segments.by_namespace, whole=True):
             pass
 
     def merge(self, namespaces: Iterable[str], *, whole: bool = False) -> bool:
-        """Merge some of the segments in files; return whether there were any to merge.
+        """Merge one run of segments in files; return whether there was one.
 
         Args:
-            namespaces: to look at.
-            whole: merge as many as there may be.
+            namespaces: the namespaces to look at.
+            whole: merge as many segments as possible.
         """
         with self._sorting:
             self._require_open()
-            run = self._run(namespaces, whole=whole)
+            run = self._next_run(namespaces, whole=whole)
             if not run:
                 return False
             namespace = run[0].namespace
-            documents = list(self._beside.read(run[0].first, run[-1].last, namespace=namespace))
-            if not documents:  # evicted meanwhile
+            documents = list(
+                self._sorting_documents.read(run[0].first, run[-1].last, namespace=namespace)
+            )
+            if not documents:  # they were evicted meanwhile
                 return True
-            [new] = self._flushed([sorted_segment(documents, self._vocabulary_size)])
+            [merged] = self._flushed([sorted_segment(documents, self._vocabulary_size)])
             del documents
             try:
-                with self._change():
-                    present = self.segments.of.get(namespace, ())
-                    if set(run) <= set(present):
-                        rest = (segment for segment in present if segment not in run[1:])
-                        self._store(
-                            {namespace: [new if segment is run[0] else segment for segment in rest]}
-                        )
+                self._replace_run(run, merged)
             finally:
-                if new not in self.segments.of.get(namespace, ()):
-                    self._remove_files([new.record.name] if new.record else ())
+                if merged not in self._present(namespace) and merged.record is not None:
+                    self._remove_files([merged.record.name])
             return True
 
-    def _stall(self, *namespaces: str) -> None:
-        """Let compaction keep up with additions to `namespaces`."""
-        if len(self._run(namespaces)) >= BACKLOG:
-            time.sleep(STALL)
+    def _replace_run(self, run: Sequence[Segment], merged: Segment) -> None:
+        """Put a merged segment in the place of `run`, if all of it is still present."""
+        with self._change():
+            present = self._present(merged.namespace)
+            if not set(run) <= set(present):
+                return
+            segments = []
+            for segment in present:
+                if segment is run[0]:
+                    segments.append(merged)
+                elif segment not in run:
+                    segments.append(segment)
+            self._store({merged.namespace: segments})
 
-    def _run(self, namespaces: Iterable[str], *, whole: bool = False) -> list[Segment]:
-        """Return the segments that are merged next; [] if there are none."""
+    def _stall(self, namespaces: Iterable[str]) -> None:
+        """Hold an addition back for a moment if compaction does not keep up with additions."""
+        if len(self._next_run(namespaces)) >= MAX_BACKLOG:
+            time.sleep(STALL_SECONDS)
+
+    def _next_run(self, namespaces: Iterable[str], *, whole: bool = False) -> list[Segment]:
+        """Return the segments to merge next; [] if there are none."""
         for namespace in namespaces:
-            in_files = [
-                segment
-                for segment in self.segments.of.get(namespace, ())
-                if segment.record is not None
-            ]
-            if run := segments_to_merge(in_files, self.limits.of(namespace), whole=whole):
+            present = self._present(namespace)
+            in_files = [segment for segment in present if segment.record is not None]
+            retention = self.retention.by_namespace(namespace)
+            run = segments_to_merge(in_files, retention, whole=whole)
+            if run:
                 return run
         return []
 
-    # --- For the holder of `_lock` ----------------------------------------------------------------
+    # --- Methods that the holder of `_sorting` calls ----------------------------------------------
+
+    def _remove(
+        self,
+        namespace: str,
+        find: Callable[[], Iterable[int]],
+        *,
+        deleted: bool,
+        cleaned: bool = True,
+    ) -> int:
+        """Remove documents of a namespace; return their count.
+
+        Takes `_sorting`. Segments in files are sorted again beside additions. Only the memtable,
+        and segments that were flushed meanwhile, are sorted again while additions wait.
+
+        Args:
+            namespace: their namespace.
+            find: returns their numbers.
+            deleted: whether they are deleted. False: they are evicted.
+            cleaned: whether no file holds deleted documents afterwards.
+        """
+        with self._sorting:
+            self._require_open()
+            numbers = sorted(find())
+            if not numbers and not (deleted and cleaned):
+                return 0
+            rest: dict[Segment, list[Segment]] = {}
+            for segment in self._present(namespace):
+                if segment.record is not None:
+                    rest[segment] = self._without(segment, numbers)
+            with self._change():
+                if numbers:
+                    segments: list[Segment] = []
+                    for segment in self._present(namespace):
+                        if segment not in rest:
+                            rest[segment] = self._without(segment, numbers)
+                        segments += rest[segment]
+                    self._store({namespace: segments}, removed=numbers, deleted=deleted)
+                if deleted and cleaned:
+                    self._clean()
+        return len(numbers)
+
+    def _without(self, segment: Segment, numbers: Sequence[int]) -> list[Segment]:
+        """Return the segments of the documents that are left of a segment.
+
+        Args:
+            segment: one of the present segments.
+            numbers: the numbers of removed documents of its namespace, ascending.
+        """
+        if bisect_left(numbers, segment.first) == bisect_right(numbers, segment.last):
+            return [segment]
+        removed = set(numbers)
+        stored = self._sorting_documents.read(
+            segment.first, segment.last, namespace=segment.namespace
+        )
+        documents = [document for document in stored if document.number not in removed]
+        retention = self.retention.by_namespace(segment.namespace)
+        if segment.position_count > retention.max_segment_positions:
+            batches = list(retention.batches(documents, self._width))
+        else:
+            batches = [documents] if documents else []
+        segments = [sorted_segment(batch, self._vocabulary_size) for batch in batches]
+        return segments if segment.record is None else self._flushed(segments)
+
+    # --- Methods that the holder of `_lock` calls -------------------------------------------------
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """Hold the lock, and change what is stored and published within the block."""
+        """Within the block, hold `_lock`, and change what is stored and published."""
         with self._lock:
             self._require_open()
             if self._may_differ_from_disk:
-                self._load()
+                self._load_segments()
             self._may_differ_from_disk = True
             yield
             self._may_differ_from_disk = False
 
-    def _stored_limits(self) -> tuple[Limits, Clock]:
-        """Return the limits that are stored, and a clock by
-        which they do not evict all there is.
-        """
-        limits = self._documents.limits()
-        return limits, Clock(self._documents.last_time(), limits.least_age)
+    def _load_retention(self) -> None:
+        """Read the stored retention, and begin a clock by which it does not evict everything."""
+        self.retention = self._documents.retention()
+        self._clock = Clock(self._documents.newest_time(), self.retention.shortest_age)
 
-    def _load(self) -> None:
-        """Publish what is stored; sort anew what is damaged or missing of the segments in files."""
-        stored = self.segments.stored(self._directory, self._documents, self.limits)
-        for namespace, segments in stored.items():
-            stored[namespace] = self._flushed_but_memtable(namespace, segments)
-        self._store(stored, before={*self._documents.records()})
+    def _load_segments(self) -> None:
+        """Publish what is stored. Damaged and missing segments are sorted again and flushed."""
+        loaded = self.segments.load(self._directory, self._documents, self.retention)
+        for namespace, segments in loaded.items():
+            loaded[namespace] = self._flushed_but_memtable(namespace, segments)
+        self._store(loaded, stored_records=set(self._documents.segment_records()))
 
-    def _add(self, namespace: str, documents: Sequence[DocumentRecord]) -> Iterable[bytes]:
-        """Number, sort, store and publish those of `documents` that are new.
-
-        Return their digests.
-        """
-        stored = self._documents.numbers(document.digest for document in documents)
+    def _add_batch(self, namespace: str, documents: Sequence[DocumentRecord]) -> Iterable[bytes]:
+        """Number, sort, store and publish the new documents of a batch; return their digests."""
+        existing = self._documents.numbers_by_digest(document.digest for document in documents)
+        newest = self._documents.newest()
+        now = self._clock.now()
         new: dict[bytes, DocumentRecord] = {}
-        newest, now = self._documents.newest(), self._clock.now()
         for document in documents:
-            if document.digest not in stored and document.digest not in new:
-                new[document.digest] = document._replace(number=newest + len(new) + 1, added=now)
+            if document.digest not in existing and document.digest not in new:
+                number = newest + len(new) + 1
+                new[document.digest] = document._replace(number=number, added=now)
         if new:
             added = list(new.values())
-            self._store(
-                {namespace: self._with(self.segments.of.get(namespace, ()), added)}, added=added
-            )
+            segments = self._with(self._present(namespace), added)
+            self._store({namespace: segments}, added=added)
         return new
 
     def _with(
         self, segments: Sequence[Segment], documents: Sequence[DocumentRecord]
     ) -> list[Segment]:
-        """Return the segments of a namespace with new documents,
-        which are sorted into its memtable.
-        """
-        namespace, newest = documents[0].namespace, documents[-1].added
-        retention, memtable = self.limits.of(namespace), None
-        if segments and segments[-1].record is None:
-            size = segments[-1].position_count + sum(
-                len(some.symbols) // self._width + 1 for some in documents
-            )
-            if size <= retention.largest and retention.may_span(segments[-1].oldest, newest):
-                *segments, memtable = segments
+        """Return the segments of a namespace with new documents in its memtable."""
+        namespace = documents[0].namespace
+        before = list(segments)
+        memtable: Segment | None = None
+        if before and self._fits_into(before[-1], documents):
+            memtable = before.pop()
         new = sorted_segment(documents, self._vocabulary_size, memtable)
-        return self._flushed_but_memtable(namespace, [*segments, new])
+        return self._flushed_but_memtable(namespace, [*before, new])
+
+    def _fits_into(self, segment: Segment, documents: Sequence[DocumentRecord]) -> bool:
+        """Return whether a segment is a memtable that may take in new documents."""
+        if segment.record is not None:
+            return False
+        retention = self.retention.by_namespace(segment.namespace)
+        positions = segment.position_count
+        for document in documents:
+            positions += len(document.symbols) // self._width + 1
+        if positions > retention.max_segment_positions:
+            return False
+        return retention.allows_times(segment.oldest, documents[-1].added)
 
     def _flushed_but_memtable(self, namespace: str, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the segments of a namespace in files, but for
-        the last one if it is small enough.
-        """
-        small = [
-            some
-            for some in segments[-1:]
-            if some.position_count < self.limits.of(namespace).memtable
-        ]
-        return self._flushed(segments[: len(segments) - len(small)]) + small
-
-    def _without(self, segment: Segment, numbers: Sequence[int]) -> list[Segment]:
-        """Return what is left of a segment without documents; for the holder of `_sorting`.
-
-        Args:
-            segment: one of the present segments.
-            numbers: of documents of its namespace, ascending.
-        """
-        if bisect_left(numbers, segment.first) == bisect_right(numbers, segment.last):
-            return [segment]
-        gone, retention = set(numbers), self.limits.of(segment.namespace)
-        stored = self._beside.read(segment.first, segment.last, namespace=segment.namespace)
-        rest = [document for document in stored if document.number not in gone]
-        is_large = segment.position_count > retention.largest
-        parts = retention.batches(rest, self._width) if is_large else filter(None, [rest])
-        new = [sorted_segment(part, self._vocabulary_size) for part in parts]
-        return new if segment.record is None else self._flushed(new)
+        """Return the segments of a namespace in files, except for a last one that is small."""
+        max_positions = self.retention.by_namespace(namespace).max_memtable_positions
+        if segments and segments[-1].position_count < max_positions:
+            return [*self._flushed(segments[:-1]), segments[-1]]
+        return self._flushed(segments)
 
     def _store(
         self,
@@ -465,86 +549,117 @@ class Writer:
         added: Sequence[DocumentRecord] = (),
         removed: Sequence[int] = (),
         deleted: bool = False,
-        upstream: Changes | None = None,
-        before: Set[SegmentRecord] | None = None,
+        stored_records: Set[SegmentRecord] | None = None,
     ) -> None:
-        """Commit a change and publish its segments, without those
-        that are too much or too old by now.
+        """Commit a change of this datastore, evict what it no longer keeps, and publish both.
 
         Args:
-            changed: all segments, after the change, of each namespace that has others.
-            added: new documents.
-            removed: numbers of documents.
-            deleted: whether these were to be deleted.
-            upstream: changes of the upstream, instead of others.
-            before: records of segments that are stored; None: those of the present segments.
+            changed: for each namespace with other segments, all of its segments after the change.
+            added: new documents of one namespace.
+            removed: numbers of removed documents.
+            deleted: whether the removed documents were deleted; False: they were evicted.
+            stored_records: as in `_commit`.
         """
-        present = {namespace: self._kept(segments) for namespace, segments in changed.items()}
-        if before is None:
-            before = _records(
-                chain(*(self.segments.of.get(namespace, ()) for namespace in changed))
+        retained: dict[str, list[Segment]] = {}
+        evicted: list[Segment] = []
+        for namespace, segments in changed.items():
+            retained[namespace] = self._retained(segments)
+            evicted += set(segments).difference(retained[namespace])
+        if added and changed[added[0].namespace][-1] in evicted:
+            added = ()  # meanwhile the retention was set to less than what is added
+
+        def plan() -> Changes:
+            newest = added[-1].number if added else self._documents.newest()
+            spans = [(segment.namespace, segment.first, segment.last) for segment in evicted]
+            removals = self._documents.plan_removals(removed, spans, newest, deleted=deleted)
+            if removals:
+                newest = removals[-1].number
+            return Changes(
+                datastore_id="", first=0, last=newest, head=newest, added=added, removed=removals
             )
-        after = _records(chain(*present.values()))
+
+        self._commit(plan, retained, stored_records)
+
+    def _commit(
+        self,
+        plan: Callable[[], Changes],
+        segments: Mapping[str, Sequence[Segment]],
+        stored_records: Set[SegmentRecord] | None = None,
+    ) -> None:
+        """Commit changes and publish their segments.
+
+        Args:
+            plan: returns the changes.
+            segments: for each namespace with other segments, all of its segments after the change.
+            stored_records: the segment records of these namespaces before the change; None: those
+                of the present segments.
+        """
+        if stored_records is None:
+            present = chain.from_iterable(map(self._present, segments))
+            stored_records = _records(present)
+        records = _records(chain.from_iterable(segments.values()))
+        new = records - stored_records
+        obsolete = stored_records - records
         try:
-            changes = upstream
-            if changes is None:
-                gone = {*chain(*changed.values())}.difference(*present.values())
-                if added and changed[added[0].namespace][-1] in gone:
-                    added = ()  # a limit that was set meanwhile is less than what is added
-                newest = added[-1].number if added else self._documents.newest()
-                evicted = [(some.namespace, some.first, some.last) for some in gone]
-                removals = self._documents.removals(removed, evicted, newest, deleted=deleted)
-                newest = removals[-1].number if removals else newest
-                changes = Changes("", 0, newest, newest, added, removals)
-            self._documents.commit(changes, before - after, after - before)
+            changes = plan()
+            self._documents.commit(changes, obsolete, new)
         except BaseException:
-            self._remove_files(record.name for record in after - before)
+            self._remove_files(record.name for record in new)
             raise
-        self.segments.set(present, changes.last)
-        # Whoever still reads them has them mapped.
-        self._remove_files(record.name for record in before - after)
+        self.segments.publish(segments, changes.last)
+        # Readers that still use obsolete files have them mapped.
+        self._remove_files(record.name for record in obsolete)
 
     def _clean(self) -> None:
-        """Remove what is left of deleted documents, files of changes that failed too.
+        """Overwrite the remains of deleted documents, and remove the files of failed changes.
 
-        For the holder of both locks.
+        The caller holds both locks.
         """
-        stored = {record.name for record in _records(self.segments.all)}
-        self._remove_files({path.stem for path in self._directory.glob("segment-*.*")} - stored)
+        present = {record.name for record in _records(self.segments.all)}
+        existing = {path.stem for path in self._directory.glob("segment-*.*")}
+        self._remove_files(existing - present)
         self._documents.clean()
 
-    # --- For whoever holds either lock ------------------------------------------------------------
+    # --- Methods that the holder of either lock calls ---------------------------------------------
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise DatastoreClosedError(describe(self._directory, "the datastore", "closed", "open"))
 
+    def _present(self, namespace: str) -> Sequence[Segment]:
+        """Return the present segments of a namespace."""
+        return self.segments.by_namespace.get(namespace, ())
+
     def _flushed(self, segments: Iterable[Segment]) -> list[Segment]:
-        """Return segments in files, all of them or none."""
-        flushed, written = [], []
+        """Return segments in files, after writing those in memory: all of them or none."""
+        flushed: list[Segment] = []
+        written: list[Segment] = []
         try:
             for segment in segments:
-                if segment.record is None:
-                    written.append(
-                        segment := write_segment(segment, self._directory, self._vocabulary_size)
-                    )
-                flushed.append(segment)
+                if segment.record is not None:
+                    flushed.append(segment)
+                    continue
+                in_files = write_segment(segment, self._directory, self._vocabulary_size)
+                written.append(in_files)
+                flushed.append(in_files)
         except BaseException:
             self._remove_files(record.name for record in _records(written))
             raise
         return flushed
 
-    def _kept(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return what is neither too old nor too much, as `Limits.kept`.
+    def _retained(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Return the segments of a namespace that are not to be evicted.
 
-        A replica keeps what the upstream keeps.
+        A replica keeps everything that its upstream keeps.
         """
-        return list(segments) if self._location else self.limits.kept(segments, self._clock)
+        if self._location:
+            return list(segments)
+        return self.retention.retained(segments, self._clock)
 
     def _remove_files(self, names: Iterable[str]) -> None:
-        """Remove files of segments.
+        """Remove the files of segments.
 
-        Those that cannot be removed stay until the next deletion or opening.
+        Files that cannot be removed stay until the next deletion or opening.
         """
         for name in names:
             with suppress(OSError):

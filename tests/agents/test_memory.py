@@ -65,10 +65,8 @@ def test_a_tree_is_held_without_what_git_ignores(tree, place, tokenizer):
     with remember(place, tokenizer, tree) as memory:
         assert texts_in(memory.live, "files") == tree_texts(tree)
         assert memory.sizes() == {"files": (4, 4)}
-        assert (
-            memory.live.namespace("files").count(memory.live.encoder._tokenizer.encode("def b"))
-            == 1
-        )
+        encode = memory.live.backend.text_encoder._tokenizer.encode
+        assert memory.live.namespace("files").count(encode("def b")) == 1
 
 
 def test_a_second_run_reads_only_what_has_changed(tree, place, tokenizer):
@@ -293,7 +291,7 @@ def test_each_kind_of_text_is_a_source_of_a_session(tmp_path, tree, place, token
         remember(place, tokenizer, tree, file) as memory,
         LiveDatastore.open(place, read_only=True) as live,
     ):
-        encode = memory.live.encoder._tokenizer.encode
+        encode = memory.live.backend.text_encoder._tokenizer.encode
         for name, context, rest in (
             ("written", "The answer is in b.py,", " which returns"),
             ("files", "def b():", "\n    return 2"),

@@ -23,8 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 NAMES = (
-    *("generations", "recurrent", "structured", "messages", "damage"),
-    *("live_kills", "engine_batches"),
+    "generations",
+    "recurrent",
+    "structured",
+    "messages",
+    "damage",
+    "live_kills",
+    "engine_batches",
     "agent_memories",
 )
 HANGS_AFTER = 90  # seconds; a case takes a few, on a busy machine some more

@@ -253,7 +253,9 @@ def damage(chance: random.Random, place: Path) -> None:
 
 def small() -> None:
     """Have few documents go through all that many would."""
-    retention._MEMTABLE, retention._MAX_SEGMENT_POSITIONS, retention._COMMIT = 32, 2000, 400
+    retention._MAX_MEMTABLE_POSITIONS = 32
+    retention._MAX_SEGMENT_POSITIONS = 2000
+    retention._MAX_COMMIT_POSITIONS = 400
 
 
 def opened_replica(place: str, cache: str) -> tuple[LiveDatastore, LiveDatastore]:

@@ -45,12 +45,20 @@ def model_of(family: str) -> Any:
     return family_model(family)
 
 
-def noisy(future: list[int], random: Any, max_nodes: int, noise: float) -> Any:
-    """The text to come, with some tokens replaced."""
-    tokens = [
+def noisy(future: list[int], random: Any, max_nodes: int, noise: float, branches: int) -> Any:
+    """The text to come, with some tokens replaced, and branches of other tokens."""
+    true = [
         token if random.random() >= noise else int(random.integers(VOCABULARY)) for token in future
     ]
-    return merge_paths([tokens[:max_nodes]] if max_nodes and tokens else [])
+    true = true[: int(random.integers(1, max_nodes + 1))] if max_nodes else []
+    paths = [true] if true else []
+    for _ in range(branches if true else 0):
+        other = future[: int(random.integers(0, len(true) + 1))]
+        path = [*other, *random.integers(0, VOCABULARY, 1 + int(random.integers(3))).tolist()]
+        tree = merge_paths([*paths, path])
+        if len(tree) <= max_nodes:
+            paths.insert(int(random.integers(len(paths) + 1)), path)
+    return merge_paths(paths)
 
 
 class Fuzzer(campaign.Fuzzer):
@@ -85,18 +93,18 @@ class Fuzzer(campaign.Fuzzer):
             "adaptive": chance.random() < 0.3,
             "max_nodes": chance.choice([1, 2, 5, 8, 16, 40]),
         }
-        noise = chance.choice([0.05, 0.2, 0.4, 1.0])
-        self.case = (
-            f"{family}, {rows} rows of {inputs['input_ids'].shape[1]}, seed {seed}, noise {noise}\n"
-        )
-        self.case += f"{options}\n{drafting}"
+        noise, branches = chance.choice([0.05, 0.2, 0.4, 1.0]), chance.choice([0, 0, 1, 3])
+        self.case = f"{family}, {rows} rows of {inputs['input_ids'].shape[1]}, seed {seed}\n"
+        self.case += f"noise {noise}, {branches} branches\n{options}\n{drafting}"
         ours = {"custom_generate": rest_store.generate} if options["do_sample"] and rows > 1 else {}
         torch.manual_seed(seed)
         plain = model.generate(**inputs, **options, **ours)
         draw = torch.rand(1)
         futures = futures_of(inputs, plain)
         make = functools.partial(
-            Scripted, futures=futures, script=functools.partial(noisy, noise=noise)
+            Scripted,
+            futures=futures,
+            script=functools.partial(noisy, noise=noise, branches=branches),
         )
         torch.manual_seed(seed)
         output = model.generate(

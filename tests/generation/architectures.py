@@ -6,7 +6,8 @@ installed transformers has, each made tiny.
 writes a line for each family. `make docs-tables` makes the tables of
 docs/reference/architectures.md of its results, one for each of three releases of transformers: the
 pinned one (`benchmarks/results/architectures.json`), the newest and the oldest
-(`architectures_newest.json`, `architectures_oldest.json`).
+(`architectures_newest.json`, `architectures_oldest.json`). With families named, the other rows of
+FILE stay.
 """
 
 from __future__ import annotations
@@ -113,12 +114,13 @@ def _outcome_of(family: str) -> Outcome:
     except Exception as error:  # whatever a family raises because it is so small
         return outcome(NOT_MADE, f"{type(error).__name__}: {first_line(error)}"[:_LONGEST_NOTE])
     try:
-        output = _drafted(model, prompts(1), plain, "right")
+        output, is_chain = _drafted(model, prompts(1), plain, "right")
     except REFUSALS as error:
         return outcome(REFUSED, _reason(error))
     if not _tells(plain):
         return outcome(NOT_MADE, "the tiny model repeats a few tokens")
-    kind, note = CHAINS if has_states(getattr(output, CACHE)) else TREES, ""
+    kind = CHAINS if is_chain else TREES
+    note = "recurrent state" if has_states(getattr(output, CACHE)) else ""
     texts = {1: plain, ROWS: model.generate(**prompts(ROWS), **FIXED)}
     if _pads_otherwise(model, texts[ROWS]):
         del texts[ROWS]
@@ -127,7 +129,7 @@ def _outcome_of(family: str) -> Outcome:
         )
     for (rows, text), script in itertools.product(texts.items(), SCRIPTS):
         try:
-            output = _drafted(model, prompts(rows), text, script)
+            output, _ = _drafted(model, prompts(rows), text, script)
         except REFUSALS as error:
             return outcome(kind, f"one row; several are refused: {_reason(error)}")
         if not torch.equal(output.sequences, text):
@@ -177,19 +179,23 @@ def _tells(plain: torch.Tensor) -> bool:
     return len(set(plain[0, _LENGTH:].tolist())) > 3
 
 
-def _drafted(model: Any, inputs: dict[str, torch.Tensor], plain: torch.Tensor, script: str) -> Any:
-    """Generate with drafts of a script of `tests.shared.tiny`."""
+def _drafted(
+    model: Any, inputs: dict[str, torch.Tensor], plain: torch.Tensor, script: str
+) -> tuple[Any, bool]:
+    """Generate with drafts of a script of `tests.shared.tiny`; return whether they were chains."""
     session = functools.partial(Scripted, futures=futures_of(inputs, plain), script=SCRIPTS[script])
+    source = Drafted(session)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the script ends where texts part
-        return model.generate(
+        output = model.generate(
             **inputs,
             **FIXED,
             custom_generate=rest_store.generate,
-            sources=[Drafted(session)],
+            sources=[source],
             adaptive=False,
             return_dict_in_generate=True,
         )
+    return output, source.is_chain
 
 
 def _pads_otherwise(model: Any, together: torch.Tensor) -> bool:
@@ -209,6 +215,13 @@ def _pads_otherwise(model: Any, together: torch.Tensor) -> bool:
     return False
 
 
+def _kept(file: Path | None) -> list[Outcome]:
+    """Return the outcomes in a file of results; none if it is absent."""
+    if file is None or not file.exists():
+        return []
+    return [Outcome(**row) for row in json.loads(file.read_text(encoding="utf-8"))["results"]]
+
+
 @click.command()
 @click.argument("families", nargs=-1, type=click.Choice(FAMILIES))
 @result_options
@@ -220,6 +233,8 @@ def main(families: tuple[str, ...], out: Destination) -> None:
     for family in families or FAMILIES:
         outcomes.append(outcome_of(family))
         click.echo(": ".join(filter(None, (family, *outcomes[-1][2:]))))
+    rows = {row.family: row for row in _kept(out.file)} if families else {}
+    rows |= {outcome.family: outcome for outcome in outcomes}
     counts = Counter(outcome.kind for outcome in outcomes)
     click.echo(", ".join(f"{number} {kind}" for kind, number in counts.most_common()))
     write_result(
@@ -227,7 +242,7 @@ def main(families: tuple[str, ...], out: Destination) -> None:
         "architectures",
         {},
         ("torch", "transformers"),
-        [outcome._asdict() for outcome in outcomes],
+        [rows[family]._asdict() for family in sorted(rows)],
     )
     sys.exit(WRONG in counts)
 

@@ -48,7 +48,7 @@ DOCUMENTS: dict[str, tuple[Any, type[RestStoreError], str]] = {
     "enormous": (
         np.zeros(2**24 + 1, np.uint16),
         DocumentError,
-        f"the size of document 1 is {2**24 + 1} tokens, expected at most {2**24}",
+        f"document 1 has {2**24 + 1} tokens, expected at most {2**24}",
     ),
 }
 
@@ -188,12 +188,12 @@ def test_directories_of_something_else(tmp_path: Path) -> None:
     require_refused(
         DatastoreFormatError,
         tmp_path / "letters",
-        "a directory of something else",
+        "this is not a live datastore, expected one or an empty directory",
         tokenizer=identity(300),
     )
-    require_refused(DatastoreNotFoundError, tmp_path / "absent", "live datastore is absent")
+    require_refused(DatastoreNotFoundError, tmp_path / "absent", "there is no live datastore")
     assert not (tmp_path / "absent").exists()
-    require_refused(DatastoreNotFoundError, tmp_path / "empty", "live datastore is absent")
+    require_refused(DatastoreNotFoundError, tmp_path / "empty", "there is no live datastore")
     with pytest.raises(StorageError, match=r"the directory cannot be read .Not a directory."):
         LiveDatastore.open(tmp_path / "letters" / "letter.txt", tokenizer=identity(3))
 

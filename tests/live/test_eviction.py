@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rest_store.live import retention
+from rest_store.live import clock as live_clock
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.live import new_live, small_segments, until
 
@@ -32,7 +32,7 @@ class Time:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     clock = Time()
-    monkeypatch.setattr(retention, "time", clock)
+    monkeypatch.setattr(live_clock, "time", clock)
     return clock
 
 
@@ -98,7 +98,7 @@ def test_a_limit_that_is_set_while_the_clock_is_wrong_evicts_nothing(
         add_one_a_second(live, clock, range(20))
     clock.set_ahead = YEAR
     with LiveDatastore.open(tmp_path / "live") as live:
-        live.namespace("").limit(max_age=80.0)
+        live.namespace("").set_retention(max_age=80.0)
         assert there(live) == list(range(20))
         clock.now += 81
         until(lambda: there(live) == [])
@@ -174,7 +174,7 @@ def test_epochs_before_those_that_are_kept_are_evicted(tmp_path: Path, compacted
                 live.compact()
         until(lambda: there(live)[:2] == [7, 8])
         assert [live.count([epoch]) for epoch in range(5, 9)] == [0, 0, 10, 10]
-        live.namespace("all").limit(max_epochs=9)
+        live.namespace("all").set_retention(max_epochs=9)
         for epoch in (0, 8):
             live.namespace("all").add([[epoch, 1]], epoch=epoch)
         live.add([[1]], epoch=9)
@@ -193,9 +193,9 @@ def test_limits_of_a_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for token in range(150):
             for name in ("", "small"):
                 live.namespace(name).add([[1000 + token, 1]])
-        live.namespace("small").limit(max_age=3600)
+        live.namespace("small").set_retention(max_age=3600)
         assert small.count([1]) > 100
-        live.namespace("small").limit(max_tokens=80)
+        live.namespace("small").set_retention(max_tokens=80)
         assert 34 <= small.count([1]) <= 40
         assert 130 <= live.count([1]) <= 150
         assert live.namespace("quiet").count([7, 8]) == 1

@@ -81,7 +81,7 @@ def token_of(place: int) -> int:
 def test_a_deletion_says_when_a_reader_keeps_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compacted: bool
 ) -> None:
-    monkeypatch.setattr(database, "_PATIENCE", 10)
+    monkeypatch.setattr(database, "_PATIENCE_MS", 10)
     with new_live(tmp_path / "live") as live:
         live.add([SECRET], ["a"])
         if compacted:
@@ -128,7 +128,7 @@ def test_no_file_of_a_change_that_failed_holds_what_was_deleted(
         live.add([[3, 4]], ["b"])
         live.compact()
         with monkeypatch.context() as patch:
-            patch.setattr(Documents, "removals", full_disk)
+            patch.setattr(Documents, "plan_removals", full_disk)
             with pytest.raises(StorageError, match="full"):
                 live.delete(["b"])
         assert live.delete(["a"]) == 1

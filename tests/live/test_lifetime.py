@@ -222,7 +222,7 @@ def test_a_failed_opening_leaves_no_descriptor(
     def damaged(self: Documents) -> None:
         raise rest_store.errors.StorageError("damaged")
 
-    monkeypatch.setattr(Documents, "records", damaged)
+    monkeypatch.setattr(Documents, "segment_records", damaged)
     before = descriptors()
     for _ in range(3):
         with pytest.raises(rest_store.errors.StorageError):

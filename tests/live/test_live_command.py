@@ -91,7 +91,7 @@ def test_a_live_datastore_is_begun_from_a_corpus(live: Path, tokenizer: Path) ->
         for name, value in (line.split(":", 1) for line in shown.splitlines() if ":" in line)
     }
     assert rows["tokens"].endswith(" in 6 documents")
-    assert rows["limits"] == "none"
+    assert rows["retention"] == "everything"
     figures = [
         line
         for line in shown.splitlines()
@@ -110,7 +110,7 @@ def test_adding_again_adds_what_is_new(live: Path, tmp_path: Path) -> None:
     facts = json.loads(done("live", "add", live, corpus, "--json"))
     assert (facts["documents"], facts["duplicates"], facts["document_count"]) == (7, 6, 7)
     assert tokens < facts["token_count"] == facts_of(live)["token_count"] == facts["tokens"]
-    expected = "7 documents read, 7 of them there already,\nnow 7 documents of"
+    expected = "7 documents read, 7 of them existed already\nnow 7 documents with"
     assert expected in done("live", "add", live, corpus)
     nothing = write_jsonl(tmp_path / "nothing.jsonl", [""])
     assert f"{nothing}: corpus is without a text to store (1 empty" in failed(
@@ -140,7 +140,7 @@ def test_limits_are_kept_from_then_on(live: Path, tmp_path: Path) -> None:
     done("live", "add", live, corpus)
     facts = facts_of(live)
     assert (facts["max_tokens"], facts["max_age"]) == (2000, 30 * 86_400)
-    assert "limits:    2,000 tokens, 720 hours\n" in done("info", live)
+    assert "retention: 2,000 tokens, 720 hours\n" in done("info", live)
 
 
 def test_a_frozen_one_has_the_same_documents(live: Path, tmp_path: Path, tokenizer: Path) -> None:
@@ -182,7 +182,11 @@ def test_what_cannot_be_frozen(live: Path, tmp_path: Path) -> None:
         )
         refused(OutputError, lambda: export(store, live), "one with other content")
     with rest_store.LiveDatastore.open(tmp_path / "empty", tokenizer=identity(300)) as store:
-        refused(CorpusError, lambda: export(store, tmp_path / "out"), "live datastore is empty")
+        refused(
+            CorpusError,
+            lambda: export(store, tmp_path / "out"),
+            "the live datastore has no documents",
+        )
         assert not (tmp_path / "out").exists()
         store.add([[1, 2, 3]])
         assert export(store, tmp_path / "out").info().document_count == 1, (
@@ -195,7 +199,9 @@ def test_while_another_process_writes_only_reading_works(live: Path, tmp_path: P
     corpus = write_jsonl(tmp_path / "more.jsonl", ["more"])
     with rest_store.LiveDatastore.open(live) as writer:
         for words in (["add", live, corpus], ["delete", live, "x"]):
-            assert "the writer's lock is taken, expected free" in failed("live", *words)
+            assert "the writer's lock is taken; open the datastore with read_only=True" in failed(
+                "live", *words
+            )
         refused(
             WriterError, lambda: rest_store.LiveDatastore.open(live), "the writer's lock is taken"
         )
@@ -212,7 +218,7 @@ def test_a_frozen_datastore_is_no_live_one(tmp_path: Path, tokenizer: Path) -> N
     corpus, frozen = write_jsonl(tmp_path / "texts.jsonl", TEXTS), tmp_path / "frozen"
     build_quick(corpus, tokenizer, frozen)
     for words in (["add", corpus], ["add", corpus, "--tokenizer", tokenizer], ["delete", "x"]):
-        assert f"{frozen}: datastore is a frozen one" in failed(
+        assert f"{frozen}: the datastore is a frozen one" in failed(
             "live", words[0], frozen, *words[1:]
         )
     refused("live", lambda: rest_store.LiveDatastore.open(frozen), "a frozen one")
@@ -246,8 +252,8 @@ def test_a_live_datastore_is_neither_a_frozen_one_nor_a_corpus(
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:
-    assert "live datastore is absent" in failed("live", "delete", tmp_path / "none", "x")
-    assert "give a tokenizer for a new one" in failed("live", "add", tmp_path / "none", tmp_path)
+    assert "there is no live datastore" in failed("live", "delete", tmp_path / "none", "x")
+    assert "give a tokenizer to create one" in failed("live", "add", tmp_path / "none", tmp_path)
     assert not (tmp_path / "none").exists()
 
 

@@ -85,8 +85,8 @@ def test_documents_of_a_group_are_found_without_reading_others(live: LiveDatasto
     statements: list[str] = []
     with closing(Documents(live.path, read_only=True)) as stored:
         stored._database.set_trace_callback(statements.append)
-        assert stored.latest(1, namespace="", group="first") == [1]
-        assert stored.latest(None, namespace="", group="first") == [1]
+        assert stored.latest_numbers(1, namespace="", group="first") == [1]
+        assert stored.latest_numbers(None, namespace="", group="first") == [1]
         stored._database.set_trace_callback(None)
         for statement in statements:
             [(*_, plan)] = stored._database.execute(f"EXPLAIN QUERY PLAN {statement}")

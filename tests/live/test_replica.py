@@ -25,8 +25,8 @@ from rest_store.live import database
 from rest_store.live import replica as replicas
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.records import Changes, Removal
 from rest_store.live.replica import replica_directory
-from rest_store.live.upstream import Changes, Removal
 from tests.shared.live import (
     SECRET,
     SECRET_BYTES,
@@ -123,7 +123,9 @@ def test_what_is_changed_here_is_changed_at_the_service_and_visible_when_it_retu
             assert replica.add([]) == []
         assert keeper.count([1, 9]) == 2
         refused(
-            WriterError, lambda: keeper.namespace("one").limit(max_tokens=5), "set on a replica"
+            WriterError,
+            lambda: keeper.namespace("one").set_retention(max_tokens=5),
+            "retention cannot be set on a replica",
         )
         keeper.compact()
     with opened(cache, read_only=True) as replica:
@@ -133,13 +135,14 @@ def test_what_is_changed_here_is_changed_at_the_service_and_visible_when_it_retu
 def test_what_never_becomes_visible_here_is_said(
     live: LiveDatastore, service: Service, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "_PATIENCE", 0.01)
+    monkeypatch.setattr(replicas, "_PATIENCE_SECONDS", 0.01)
     with opened(cache) as replica:
         service.change = lambda changes: changes._replace(
             added=[], removed=[], last=changes.first - 1
         )
         with pytest.raises(
-            DeadlineError, match=r"chat: changed there, but not visible here within 0\.01 seconds"
+            DeadlineError,
+            match=r"chat: the change was made there, but it is not visible here within 0\.01 s",
         ):
             replica.add([[1, 2]])
     assert live.count([1, 2]) == 1
@@ -248,7 +251,7 @@ def test_no_file_holds_what_was_deleted(live: LiveDatastore, service: Service, c
 def test_what_a_reader_has_kept_from_being_removed_is_removed_later(
     live: LiveDatastore, service: Service, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_PATIENCE", 10)
+    monkeypatch.setattr(database, "_PATIENCE_MS", 10)
     live.add([SECRET], ["a"])
     with opened(cache) as replica:
         until_equal(replica, live)
@@ -327,20 +330,20 @@ def lying_document(**fields: Any) -> Callable[[Changes], Changes]:
 LIES: dict[str, tuple[Callable[[Changes], Changes], str]] = {
     "a gap": (
         lying(first=3),
-        "changes is 3..2 of 2, and not in order, expected ascending, from 2 or 1 on",
+        "changes 3..2 of 2 are not in order, expected ascending numbers from 2 or 1 on",
     ),
-    "a number twice": (lying_document(number=1), "changes is 2..2 of 2, and not in order"),
-    "more than there is": (lying(last=9), "changes is 2..9 of 2, and not in order"),
+    "a number twice": (lying_document(number=1), "changes 2..2 of 2 are not in order"),
+    "more than there is": (lying(last=9), "changes 2..9 of 2 are not in order"),
     "a removal to come": (
         lying(removed=[Removal(2, 1, 5, deleted=False)]),
-        "changes is 2..2 of 2, and not in order",
+        "changes 2..2 of 2 are not in order",
     ),
     "a token": (lying_document(symbols=b"\1\54"), "a token is 300, expected 0..299"),
     "half a token": (lying_document(symbols=b"\1"), "document 2 is malformed"),
     "no token": (lying_document(symbols=b""), "document 2 is malformed"),
     "no number": (
         lying(last=2**63, head=2**63),
-        f"changes is 2..{2**63} of {2**63}, and not in order",
+        f"changes 2..{2**63} of {2**63} are not in order",
     ),
     "no time": (lying_document(added=float("nan")), "document 2 is malformed"),
     "a time without a date": (lying_document(added=1e300), "document 2 is malformed"),
@@ -432,4 +435,6 @@ def test_a_cache_of_another_service(live: LiveDatastore, service: Service, cache
     own = replica_directory(LOCATION, cache)
     new_live(own).close()
     refused("live", lambda: opened(cache), "one that is no replica")
-    refused(ArgumentError, lambda: opened(cache, max_tokens=5), "given for a replica")
+    refused(
+        ArgumentError, lambda: opened(cache, max_tokens=5), "retention cannot be set for a replica"
+    )

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rest_store.datastore.shard import Shard, encode_symbols
+from rest_store.live.records import DocumentRecord
 from rest_store.live.segment import sorted_segment, write_segment
-from rest_store.live.upstream import DocumentRecord
 from tests.shared.live import some_document
 from tests.shared.strategies import Corpus, write_datastore
 

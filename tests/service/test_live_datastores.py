@@ -273,7 +273,7 @@ def test_a_truncated_segment_is_a_named_error_until_a_restart(
 
 BAD_DIRECTORIES = {
     "frozen": (lambda path, frozen: frozen, "datastore is a frozen one"),
-    "something else": (lambda path, frozen: path, "a directory of something else"),
+    "something else": (lambda path, frozen: path, "this is not a live datastore"),
     "new, without a tokenizer": (lambda path, frozen: path / "new", "give a tokenizer"),
     "written by another": (lambda path, frozen: path / "taken", "the writer's lock is taken"),
 }

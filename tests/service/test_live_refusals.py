@@ -88,7 +88,7 @@ REFUSED = {
     "too large to keep": (
         addition(document([1] * (MAX_TOKENS + 1))),
         "DOCUMENT",
-        "document 0 is 4001 tokens",
+        "document 0 has 4001 tokens",
     ),
     "too large a message": (
         addition(document([1] * 1_100_000)),

@@ -32,7 +32,7 @@ from rest_store.errors import (
     UnknownDatastoreError,
 )
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.upstream import Changes
+from rest_store.live.records import Changes
 from rest_store.service.client import service_files, service_upstream
 from rest_store.service.client.service_files import ServiceFiles, fetched
 from rest_store.service.client.service_upstream import ServiceUpstream
@@ -285,7 +285,7 @@ LIES: dict[str, tuple[bytes, str]] = {
     "no changes": (NOT_CHANGES, "Changes is 1 malformed bytes"),
     "a message that is too large": (bytes(70 << 20), "message is too large"),
     "another checksum": (message_of(added(2), 1), "checksum"),
-    "a gap": (message_of(added(4)), "changes is 4..4 of 4, and not in order"),
+    "a gap": (message_of(added(4)), "changes 4..4 of 4 are not in order"),
     "tokens of another tokenizer": (message_of(added(2, b"\1\x2c")), "a token is 300"),
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rest_store.datastore.store import Store
-from rest_store.live import live_datastore, retention
+from rest_store.live import backend, retention
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.oracle import Oracle
 from tests.shared.strategies import Corpus, Document, identity
@@ -26,9 +26,9 @@ SECRET_BYTES = np.array(SECRET, ">u2").tobytes()
 def small_segments(patch: pytest.MonkeyPatch, memtable: int = 16, largest: int = 400) -> None:
     """Have a few hundred tokens go through all that a billion would."""
     for name, value in (
-        ("_MEMTABLE", memtable),
+        ("_MAX_MEMTABLE_POSITIONS", memtable),
         ("_MAX_SEGMENT_POSITIONS", largest),
-        ("_COMMIT", largest),
+        ("_MAX_COMMIT_POSITIONS", largest),
     ):
         patch.setattr(retention, name, value)
 
@@ -47,12 +47,12 @@ class Idle:
 
 def refresh(reader: LiveDatastore) -> None:
     """Have a reader look now at what was written, which it does by itself a moment later."""
-    reader._backend.work()
+    reader.backend.role.work()
 
 
 def no_background(patch: pytest.MonkeyPatch) -> None:
     """Have nothing merged beside what the test does."""
-    patch.setattr(live_datastore, "Background", Idle)
+    patch.setattr(backend, "Background", Idle)
 
 
 def new_live(directory: Path, vocabulary_size: int = 300, **options) -> LiveDatastore:

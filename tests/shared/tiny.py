@@ -160,27 +160,33 @@ class Drafted:
 
     Args:
         make: returns an object with `draft`, `accept` and `close`.
+
+    Attributes:
+        is_chain: whether a chain was asked for, at last.
     """
 
     def __init__(self, make: Callable[[list[int]], Any]) -> None:
         self.make = make
+        self.is_chain = False
 
     def __str__(self) -> str:
         return "drafted"
 
     def members(self, settings: MemberSettings, text: Callable[[], Any]) -> Sequence[Any]:
-        return [_Member(self.make(text().tolist()))]
+        return [_Member(self, self.make(text().tolist()))]
 
 
 class _Member:
     has_references = False
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, source: Drafted, session: Any) -> None:
+        self.source = source
         self.session = session
         self.close = session.close
 
     def send(self, limits: DraftOptions) -> None:
         self.limits = limits
+        self.source.is_chain = limits.is_chain
 
     def receive(self, timeout: float | None) -> TokenTree:
         tree = self.session.draft(

@@ -14,7 +14,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import ServiceUnavailableError
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.upstream import Changes
+from rest_store.live.records import Changes
 from rest_store.service.client import service_upstream
 
 LOCATION = "host:50051/chat"

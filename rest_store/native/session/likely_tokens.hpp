@@ -27,7 +27,7 @@ class LikelyTokens {
   std::size_t size() const { return size_; }  // 0: unknown
   std::span<const Token> tokens() const {
     return std::span(tokens_).first(size_);
-  }                                               // of descending weight
+  }  // of descending weight
   std::uint32_t times() const { return times_; }  // passes
 
   // The weight of the i-th token, as a share of what it would be had it always been the likeliest.

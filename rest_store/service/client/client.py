@@ -319,8 +319,7 @@ class DatastoreClient:
 
         Raises:
             DocumentError: an id is invalid.
-            ArgumentError, DatastoreFormatError, UnknownDatastoreError, PermissionDeniedError,
-                StorageError, ServiceError: as `add`.
+            ServiceError: as `add`, which raises the same other errors.
         """
         return self._write(lambda requests: requests.delete(ids, datastore, namespace), timeout)
 

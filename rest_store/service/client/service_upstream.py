@@ -10,7 +10,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence
 from rest_store.errors import DeadlineError, ServiceUnavailableError
 from rest_store.live.added_documents import AddedDocuments
-from rest_store.live.upstream import Changes, DocumentRecord, Removal
+from rest_store.live.records import Changes, DocumentRecord, Removal
 from rest_store.service.channel import Dialer, Tls, parse_target, split_location
 from rest_store.service.client.partition import PartitionClient, Partitions
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests, parse

@@ -112,7 +112,7 @@ class Writes:
         done = asyncio.get_running_loop().run_in_executor(self._threads, write, live)
         done.add_done_callback(lambda _: self._waiting.give_back(size))
         try:
-            return await asyncio.shield(done), live.live.newest_change
+            return await asyncio.shield(done), live.newest_change
         except (StorageError, WriterError) as error:
             _log.warning("datastore %s: %s", served.name, error)
             # Clients do not learn the path.

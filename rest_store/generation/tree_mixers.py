@@ -1,0 +1,327 @@
+"""Recurrent layers that read draft trees: each node continues the state of its parent.
+
+Mixers of transformers read several tokens at once in chunks: what a token adds to the output of a
+later one is a matrix product, with the decay between the two, and the state before the chunk is
+read beside it. In a tree the tokens that a node reads are its ancestors. So the same products serve
+with the mask of a tree instead of that of a chain, and no pass is longer than one over a chain. The
+state at a node is a sum over its ancestors, too; it is made for the last accepted node alone.
+
+The mixers themselves stay those of transformers. During a pass over a tree, three functions that
+they call by name are others: the convolution, the gated delta rule (Gated DeltaNet, arXiv
+2412.06464, by its form in chunks) and the scan of Mamba 2 (arXiv 2405.21060, section 6). For the
+time of the pass each module has its class's `forward` with these. Nothing here is thread-safe.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers.activations import ACT2FN
+
+from rest_store.datastore.tree import TokenTree
+
+_EPSILON = 1e-6  # of the normalization of queries and keys
+
+
+@dataclass(frozen=True)
+class PassTree:
+    """The trees of a pass, one for each row, below the last token of its text.
+
+    Attributes:
+        sees: which nodes each node continues, itself included, bool[rows, width, width].
+        lineage: the node itself, its parent, the parent's parent ..., int64[rows, width, length].
+            -1 is the last token before the pass, -2 that before it.
+    """
+
+    sees: torch.Tensor
+    lineage: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, trees: Sequence[TokenTree], width: int, length: int, device: torch.device
+    ) -> PassTree:
+        """Return the trees of a pass of so many tokens a row; padding continues the first token."""
+        parents = np.zeros((len(trees), width), dtype=np.int64)
+        parents[:, 0] = -1
+        sees = np.zeros((len(trees), width, width), dtype=np.bool_)
+        sees[:, np.arange(width), np.arange(width)] = True
+        sees[:, :, 0] = True
+        for row, tree in enumerate(trees):
+            if len(tree):
+                nodes = slice(1, 1 + len(tree))
+                parents[row, nodes] = tree.parents + 1
+                sees[row, nodes, nodes] = tree.mask()
+        lineage = np.empty((len(trees), width, length), dtype=np.int64)
+        lineage[:, :, 0] = np.arange(width)
+        for step in range(1, length):
+            before = lineage[:, :, step - 1]
+            above = np.take_along_axis(parents, before.clip(min=0), axis=1)
+            lineage[:, :, step] = np.where(before >= 0, above, before - 1)
+        return cls(torch.from_numpy(sees).to(device), torch.from_numpy(lineage).to(device))
+
+    def at(self, ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `sees` and `lineage` of one node of each row, [rows, ...]."""
+        rows = torch.arange(ends.shape[0], device=ends.device)
+        return self.sees[rows, ends], self.lineage[rows, ends]
+
+
+@dataclass(frozen=True)
+class ReadNodes:
+    """What the state at any node of a pass is made of.
+
+    Attributes:
+        keys: [rows, heads, width, size].
+        values: what each node adds for its key, [rows, heads, width, other size].
+        decay: logarithms of what is left of the state before the pass, [rows, heads, width].
+        is_transposed: whether states are [rows, heads, values, keys], not [.., keys, values].
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    decay: torch.Tensor
+    is_transposed: bool
+
+    def state_at(self, state: torch.Tensor, sees: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Return the state after a node of each row.
+
+        Args:
+            state: before the pass.
+            sees: which nodes that node continues, bool[rows, width].
+            ends: the node, int64[rows].
+        """
+        heads = self.decay.shape[1]
+        left = self.decay.gather(2, ends[:, None, None].expand(-1, heads, 1))
+        weights = (left - self.decay).masked_fill(~sees[:, None], float("-inf")).exp()
+        keys, values = self.keys * weights[..., None], self.values
+        added = values.mT @ keys if self.is_transposed else keys.mT @ values
+        return state * left.exp()[..., None] + added
+
+
+class TreeMixers:
+    """The recurrent mixers of a model, for passes over trees.
+
+    Args:
+        mixers: modules, and for each the `forward` of its class.
+    """
+
+    def __init__(self, mixers: Mapping[Any, Callable[..., Any]]) -> None:
+        self._tree: PassTree | None = None
+        ours: dict[str, Callable[..., Any]] = {
+            "causal_conv1d_fn": self._convolution,
+            "torch_chunk_gated_delta_rule": self._delta_rule,
+            "mamba2_chunk_scan": self._scan,
+        }
+        self._forwards = [
+            (mixer, types.MethodType(_with_names(forward, ours), mixer))
+            for mixer, forward in mixers.items()
+        ]
+
+    @classmethod
+    def of(cls, model: Any, layers: set[int]) -> TreeMixers | None:
+        """Return the mixers of these layers; None: not all of them can read trees."""
+        mixers = {}
+        numbers = []
+        for module in model.modules():
+            forward = inspect.unwrap(type(module).forward)
+            if not _reads_trees(forward):
+                continue
+            is_changed = "forward" in vars(module)
+            if is_changed or any(hasattr(part, "_hf_hook") for part in module.modules()):
+                return None
+            mixers[module] = forward
+            numbers.append(getattr(module, "layer_idx", None))
+        return cls(mixers) if sorted(map(str, numbers)) == sorted(map(str, layers)) else None
+
+    @contextmanager
+    def reading(self, tree: PassTree) -> Iterator[None]:
+        """Have the mixers read `tree` in a pass over as many tokens."""
+        self._tree = tree
+        try:
+            for mixer, forward in self._forwards:
+                mixer.forward = forward
+            yield
+        finally:
+            self._tree = None
+            for mixer, _ in self._forwards:
+                vars(mixer).pop("forward", None)
+
+    @property
+    def _of_pass(self) -> PassTree:
+        assert self._tree is not None
+        return self._tree
+
+    def _convolution(
+        self,
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Take the place of `causal_conv1d_fn`.
+
+        Args:
+            hidden_states: inputs before the pass and those of the pass, [rows, channels, length].
+            weight: [channels, kernel].
+            bias: [channels].
+            activation: behind it.
+            kwargs: what packed texts need.
+
+        Returns:
+            [rows, channels, width].
+        """
+        lineage = self._of_pass.lineage[:, :, : weight.shape[-1]].flip(-1)
+        rows, width, kernel = lineage.shape
+        channels = hidden_states.shape[1]
+        columns = (hidden_states.shape[-1] - width + lineage).reshape(rows, 1, width * kernel)
+        windows = hidden_states.gather(2, columns.expand(-1, channels, -1)).to(weight.dtype)
+        output = (windows.view(rows, channels, width, kernel) * weight[:, None]).sum(-1)
+        if bias is not None:
+            output = output + bias[:, None]
+        if activation is not None:
+            output = ACT2FN[activation](output)
+        return output.to(hidden_states.dtype)
+
+    def _delta_rule(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        initial_state: torch.Tensor | None = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, Any]:
+        """Take the place of `torch_chunk_gated_delta_rule`.
+
+        Arguments are as there; instead of a state this returns `ReadNodes`.
+        """
+        assert initial_state is not None
+        heads = value.shape[2]
+        query, key = (
+            part.repeat_interleave(heads // part.shape[2], dim=2)
+            if part.shape[2] != heads
+            else part
+            for part in (query, key)
+        )
+        query, key, values, rate, left = (
+            part.transpose(1, 2).float() for part in (query, key, value, beta, g)
+        )
+        if use_qk_l2norm_in_kernel:
+            query, key = (
+                part * torch.rsqrt((part * part).sum(-1, keepdim=True) + _EPSILON)
+                for part in (query, key)
+            )
+        query = query * query.shape[-1] ** -0.5
+        decay, between = self._decays(left)
+        state = initial_state.float()
+        written = key * rate[..., None]
+        # Each node writes what its state lacks of its value; that depends on what its ancestors
+        # wrote.
+        wanted = values * rate[..., None] - (written * decay.exp()[..., None]) @ state
+        system = (written @ key.mT) * between
+        new = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+        output = (query * decay.exp()[..., None]) @ state + ((query @ key.mT) * between) @ new
+        read = ReadNodes(key, new, decay, is_transposed=False)
+        return output.transpose(1, 2).to(value.dtype).contiguous(), read
+
+    def _scan(
+        self,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,  # noqa: N803 - the name that mixers pass it by
+        B: torch.Tensor,  # noqa: N803
+        C: torch.Tensor,  # noqa: N803
+        chunk_size: int = 0,
+        D: torch.Tensor | None = None,  # noqa: N803
+        dt_bias: torch.Tensor | None = None,
+        initial_states: torch.Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        return_final_states: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, Any]:
+        """Take the place of `mamba2_chunk_scan`.
+
+        Arguments are as there; instead of a state this returns `ReadNodes`.
+        """
+        assert initial_states is not None
+        heads = hidden_states.shape[2]
+        steps = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
+        steps = functional.softplus(steps) if dt_softplus else steps
+        steps = steps.clamp(min=dt_limit[0], max=dt_limit[1]).float().transpose(1, 2)
+        inputs = hidden_states.float().transpose(1, 2)
+        keys, queries = (
+            part.float().repeat_interleave(heads // part.shape[2], dim=2).transpose(1, 2)
+            for part in (B, C)
+        )
+        decay, between = self._decays(A.float()[:, None] * steps)
+        values = inputs * steps[..., None]
+        state = initial_states.float()
+        output = ((queries @ keys.mT) * between) @ values
+        output = output + (queries * decay.exp()[..., None]) @ state.mT
+        if D is not None:
+            output = output + D.float().reshape(heads, 1, -1) * inputs
+        read = ReadNodes(keys, values, decay, is_transposed=True)
+        return output.transpose(1, 2).contiguous(), read
+
+    def _decays(self, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what is left of the state before the pass, and of what other nodes wrote.
+
+        Args:
+            steps: logarithms of what each node leaves, [rows, heads, width].
+
+        Returns:
+            Logarithms, [rows, heads, width]; and factors, [rows, heads, width, width], 0 for nodes
+            that a node does not continue.
+        """
+        sees = self._of_pass.sees[:, None]
+        decay = (sees.to(steps.dtype) @ steps[..., None])[..., 0]
+        between = (decay[..., None] - decay[..., None, :]).masked_fill(~sees, float("-inf")).exp()
+        return decay, between
+
+
+# What mixers pass to these functions; all else that they have does not matter here.
+_PARAMETERS = {
+    "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation"},
+    "torch_chunk_gated_delta_rule": {"query", "key", "value", "g", "beta", "initial_state"},
+    "mamba2_chunk_scan": {"hidden_states", "dt", "A", "B", "C", "D", "dt_bias", "initial_states"},
+}
+
+
+def _reads_trees(forward: Callable[..., Any]) -> bool:
+    """Whether a `forward` calls the functions that are others here, with arguments as known."""
+    code = getattr(forward, "__code__", None)
+    if code is None or "causal_conv1d_fn" not in code.co_names:
+        return False
+    for name in _PARAMETERS.keys() & set(code.co_names):
+        theirs = forward.__globals__.get(name)
+        if theirs is None or not _PARAMETERS[name] <= inspect.signature(theirs).parameters.keys():
+            return False
+    rules = {name for name in code.co_names if "chunk" in name and name in forward.__globals__}
+    return rules <= _PARAMETERS.keys()
+
+
+def _with_names(
+    forward: Callable[..., Any], names: Mapping[str, Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Return a function that is `forward`, but calls others by these names."""
+    function = types.FunctionType(
+        forward.__code__,
+        {**forward.__globals__, **names},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    function.__kwdefaults__ = forward.__kwdefaults__
+    return function
