@@ -237,7 +237,7 @@ def test_a_live_datastore_is_neither_a_frozen_one_nor_a_corpus(
     refused(
         CorpusError,
         lambda: build_quick(live, tokenizer, out),
-        "corpus is a live datastore, expected the texts",
+        "corpus is a live datastore, which holds tokens alone; pass the texts",
     )
     refused(
         OutputError,
