@@ -1,9 +1,8 @@
-"""What a tokenizer makes of a few texts: tells tokenizers apart
-that split or normalize texts otherwise.
+"""A digest of the tokens of a few texts, which tells tokenizers apart.
 
 Tokenizers with the same vocabulary may write one text with other tokens. The parts that decide it,
 normalizer and pre-tokenizer, can be written in many ways that mean the same, and `transformers`
-writes them otherwise than the file that it loads. So the tokens are compared, and not the parts.
+writes them otherwise than the file that it loads. So the tokens are compared, not the parts.
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 
 def _split(*patterns: str) -> list[dict[str, Any]]:
-    """Return the pre-tokenizer that splits by regular expressions,
-    one after the other, and then encodes bytes.
-    """
+    """Return the pre-tokenizer that splits by each regular expression, and then encodes bytes."""
     splits: list[dict[str, Any]] = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in patterns

@@ -1,5 +1,4 @@
-"""Files behind addresses: in object stores, on the Hugging Face hub
-and on web servers, by `fsspec`.
+"""Files in object stores, on the Hugging Face hub and on web servers, read by `fsspec`.
 
 Credentials, endpoints, proxies and retries are those of each library.
 """

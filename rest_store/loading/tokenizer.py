@@ -1,5 +1,4 @@
-"""Loading a tokenizer, wherever one is asked for: an object, a file,
-a directory, or a name on the Hugging Face hub.
+"""Loading a tokenizer from an object, a file, a directory, or a name on the Hugging Face hub.
 
 A `tokenizer.json` and most `.gguf` files need only `tokenizers`. A directory of `transformers` and
 a name on the hub are loaded by `transformers`, as generation will load them.
@@ -157,9 +156,7 @@ def _from_transformers(name: str, location: str, **options: Any) -> LoadedTokeni
 
 
 def _require_sentencepiece(directory: Path, name: str) -> None:
-    """Raise TokenizerLoadError if a directory has nothing but a
-    file of SentencePiece, and no package can read it.
-    """
+    """Raise TokenizerLoadError if a directory needs the package SentencePiece, which is absent."""
     if (directory / "tokenizer.json").is_file() or importlib.util.find_spec(
         "sentencepiece"
     ) is not None:
@@ -234,9 +231,7 @@ def _neighbouring_config(path: Path) -> dict[str, Any]:
 
 
 def _default_template(template: object) -> str | None:
-    """Return the template itself, or the one named "default" of
-    several (a mapping, or a list of name and template).
-    """
+    """Return a template; of several (a mapping, or a list of names), the one named "default"."""
     if isinstance(template, list):
         named = (
             entry
@@ -250,9 +245,7 @@ def _default_template(template: object) -> str | None:
 
 
 def _token_text(value: object) -> str | None:
-    """Return the text of a token in `tokenizer_config.json`:
-    a string, or an object with `content`.
-    """
+    """Return a token's text in `tokenizer_config.json`: a string, or an object's `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
