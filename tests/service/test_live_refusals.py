@@ -161,7 +161,7 @@ BAD_DOCUMENTS: dict[str, tuple[Any, Any, str]] = {
     "too large to keep": (
         [[1] * (MAX_TOKENS + 1)],
         DocumentError,
-        "the size of document 0 is 4001 tokens",
+        "document 0 has 4001 tokens, expected at most 4000",
     ),
 }
 BAD_IDS: dict[str, tuple[Any, str]] = {
