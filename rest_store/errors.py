@@ -105,8 +105,9 @@ class DatastoreFormatError(DatastoreError, ValueError):
 
 
 class FetchError(DatastoreError, OSError):
-    """A datastore elsewhere cannot be copied: unreachable,
-    different from its manifest, or no space here.
+    """A datastore elsewhere cannot be copied.
+
+    It is unreachable or differs from its manifest, or there is no space here.
     """
 
 
@@ -115,9 +116,7 @@ class DatastoreClosedError(DatastoreError, ValueError):
 
 
 class DocumentError(DatastoreError, ValueError):
-    """A document to be added is empty, too large or neither
-    text nor tokens, or its id is invalid.
-    """
+    """A document is empty, too large, or neither text nor tokens; or its id is invalid."""
 
 
 class WriterError(DatastoreError, OSError):
@@ -125,8 +124,9 @@ class WriterError(DatastoreError, OSError):
 
 
 class StorageError(DatastoreError, OSError):
-    """The documents of a live datastore cannot be written or read:
-    no space, no permission, a failing disk, damage.
+    """The documents of a live datastore cannot be written or read.
+
+    There is no space or no permission, the disk fails, or a file is damaged.
     """
 
 
@@ -178,9 +178,7 @@ class ServiceUnavailableError(ServiceError, ConnectionError):
 
 
 class DatastoreUnavailableError(ServiceUnavailableError):
-    """The files of an open datastore can no longer be read, in this
-    process or in the service that answers.
-    """
+    """The files of an open datastore can no longer be read, here or in the service."""
 
 
 class DeadlineError(ServiceError, TimeoutError):
@@ -196,9 +194,7 @@ class AuthenticationError(ServiceError, PermissionError):
 
 
 class PermissionDeniedError(ServiceError, PermissionError):
-    """The service accepts the token, but not for this: it may only
-    read, or is for other datastores.
-    """
+    """The token does not allow this: it may only read, or is for other datastores."""
 
 
 class UnknownDatastoreError(ServiceError, LookupError):
@@ -214,8 +210,9 @@ class MessageSizeError(ProtocolError):
 
 
 class NotSupportedError(RestStoreError, ValueError):
-    """The model, its cache or the generation mode cannot verify
-    drafts (encoder-decoder models, beam search...).
+    """The model, its cache or the mode of generation cannot verify drafts.
+
+    Examples are encoder-decoder models and beam search.
     """
 
 
@@ -239,9 +236,7 @@ class BuildError(RestStoreError):
 
 
 class CorpusError(BuildError, ValueError):
-    """A corpus cannot be read, has no text, or has a document that
-    is too large for the memory of the build.
-    """
+    """A corpus cannot be read, has no text, or has a document too large for the memory."""
 
 
 class CorpusNotFoundError(CorpusError, FileNotFoundError):
@@ -253,8 +248,9 @@ class CorpusFormatError(CorpusError):
 
 
 class OutputError(BuildError, OSError):
-    """The datastore cannot be written: no space, no permission, or
-    the directory holds something else.
+    """The datastore cannot be written.
+
+    There is no space or no permission, or the directory holds something else.
     """
 
 
@@ -263,9 +259,7 @@ class MemoryBudgetError(BuildError, ValueError):
 
 
 class WorkerError(BuildError, ChildProcessError):
-    """A process that builds ended again and again, or a Ray cluster
-    cannot be reached or cannot build this.
-    """
+    """A process of the build ended again and again, or the Ray cluster cannot build this."""
 
 
 class ResumeError(BuildError, ValueError):
@@ -280,15 +274,14 @@ class DraftingWarning(RuntimeWarning):
 
 
 class PromptWarning(UserWarning):
-    """A prompt was probably meant otherwise, such as a
-    question to a chat model continued as text.
+    """A prompt was probably meant otherwise.
+
+    An example is a question to a chat model that is continued as text.
     """
 
 
 def describe(where: object, what: str, found: object, expected: object) -> str:
-    """Return the message of a validation error: ``{where}: {what}
-    is {found}, expected {expected}``.
-    """
+    """Return the message ``{where}: {what} is {found}, expected {expected}``."""
     return f"{where}: {what} is {found}, expected {expected}"
 
 

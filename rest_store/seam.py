@@ -82,8 +82,7 @@ def _has(place: str) -> bool:
 
 @functools.cache
 def attributes_of(owner: type) -> frozenset[str]:
-    """Return the attributes that objects of a class have of their
-    own: fields, and attributes that methods assign to `self`.
+    """Return the attributes of a class's objects: fields, and assignments to `self`.
 
     Those of a class whose source is not there remain unknown, except for its fields.
     """
@@ -94,8 +93,9 @@ def attributes_of(owner: type) -> frozenset[str]:
 
 
 def assigned_in(definition: type | Callable[..., Any]) -> set[str]:
-    """Return the attributes of `self` that the source of a class or
-    a method assigns, and a class's annotated names.
+    """Return the attributes of `self` that a class or a method assigns.
+
+    Annotated names of a class count, too.
     """
     tree = _source_of(definition)
     assigned = {
@@ -116,9 +116,7 @@ def assigned_in(definition: type | Callable[..., Any]) -> set[str]:
 
 
 def read_in(definition: type | Callable[..., Any], owner: str) -> set[str]:
-    """Return the attributes of `owner`, such as `self.corpus`, that
-    the source of something reads or calls.
-    """
+    """Return the attributes of `owner`, such as `self.corpus`, that a source reads or calls."""
     return {
         node.attr
         for node in ast.walk(_source_of(definition))

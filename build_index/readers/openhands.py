@@ -1,5 +1,4 @@
-"""Trajectories of OpenHands: events, as a JSON list, as JSON lines,
-or as the `history` of a record.
+"""Trajectories of OpenHands: events in a JSON list, in JSON lines, or in a record's `history`.
 
 Sources: `openhands/events/serialization` of release 0, whose events are an `action` or an
 `observation`, and `openhands/sdk/event` of release 1, whose events have a `kind`. An action of

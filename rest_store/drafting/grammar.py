@@ -1,5 +1,4 @@
-"""Drafts under a grammar: what it forbids never becomes a draft
-token, and what it forces always does.
+"""Drafts under a grammar: forbidden tokens are never drafted, and forced ones always.
 
 **The naive way** masks the logits of a tree's nodes. Then most draft tokens are forbidden before
 the model has seen them: in JSON three of four.
@@ -114,9 +113,7 @@ class Grammar:
 
     @property
     def group(self) -> str:
-        """The group of its outputs in a live datastore where the
-        caller names none: a hash of its text.
-        """
+        """The default group of its outputs in a live datastore: a hash of its text."""
         text = (
             self._compiled
             if isinstance(self._compiled, str)
@@ -380,8 +377,7 @@ class ConstrainedTree(NamedTuple):
 def constrained(
     old: TokenTree, grammar: GrammarTree, options: DraftOptions, origin: int
 ) -> ConstrainedTree:
-    """Return the scored tree of another session as a grammar leaves
-    it, with forced tokens below its nodes.
+    """Return another session's tree without forbidden nodes, and with forced tokens below.
 
     Args:
         old: with scores and origins.

@@ -252,9 +252,7 @@ def generate(
 
 
 def _name(location: str, store: Any, **credentials: Any) -> str:
-    """Return how a source is called: copies and replicas by where
-    they come from, with the datastore's name.
-    """
+    """Return the name of a source; that of a copy or a replica has its origin."""
     if not is_remote(location):
         return location
     from rest_store.service.client.client import DatastoreClient

@@ -1,6 +1,4 @@
-"""What an output has to satisfy: a JSON schema, a regular
-expression or a grammar, as `Generator` takes them.
-"""
+"""Constraints of an output: a JSON schema, a regular expression or a grammar."""
 
 from __future__ import annotations
 
@@ -32,8 +30,9 @@ class Constraints:
     def of(
         self, options: Mapping[str, Any], json_schema: Any, regex: Any, grammar: Any
     ) -> tuple[list[Grammar], dict[str, Any]]:
-        """Return the grammars of a call, one for all prompts or one
-        for each, and the options of `model.generate`.
+        """Return the grammars of a call, and the options of `model.generate`.
+
+        There is one grammar for all prompts, or one for each.
 
         Args:
             options: of `model.generate`; what it returns has an end token in any case.

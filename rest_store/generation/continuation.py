@@ -1,5 +1,4 @@
-"""Whether a model with recurrent state reads several tokens behind
-a filled cache as it reads them one by one.
+"""A trial of models with recurrent state: several tokens must equal single steps.
 
 Not all do, and those that do not raise no error: mixers of Mamba, for one, begin with an empty
 state. Of the families of transformers it is known. Any other model is tried once.
@@ -93,8 +92,7 @@ def _refusal(model: Any, found: str) -> NotSupportedError:
 
 
 def difference(model: Any) -> float:
-    """Return how far logits of passes over several tokens are from
-    those of single steps, relative to their spread.
+    """Return the distance of logits of longer passes from single steps, by their spread.
 
     Two rows read the same tokens. The drafts of one are partly wrong, so that the other one is
     ahead of it.

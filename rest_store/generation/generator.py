@@ -1,6 +1,4 @@
-"""`Generator`: a model, its tokenizer and the sources that draft
-for them, to call from your own code.
-"""
+"""`Generator`: a model, its tokenizer and its sources, to call from your own code."""
 
 from __future__ import annotations
 
@@ -157,8 +155,7 @@ class Generator:
         epoch: int = 0,
         **options: Any,
     ) -> Stream:
-        """Return the generation, to iterate over what each forward
-        pass wrote, to its end or until `close`.
+        """Return the generation, to iterate over the text of each forward pass.
 
         Arguments and errors as in `generate`. `model.generate` runs in a thread of its own, each
         pass of it while the next piece is waited for. A stream that is dropped before its end is
@@ -300,8 +297,9 @@ class Generator:
         )
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait, at most for `seconds`, until all outputs so far are
-        remembered, those of other generators, too.
+        """Wait, at most for `seconds`, until all outputs so far are remembered.
+
+        Outputs of other generators count, too.
 
         Returns:
             Whether nothing is left to be written.
@@ -344,8 +342,9 @@ class Generator:
         return others
 
     def _inputs(self, prompt: Any) -> dict[str, torch.Tensor]:
-        """Return a prompt as arguments of `model.generate`, each of
-        one row or several, on the model's device.
+        """Return a prompt as arguments of `model.generate`, on the model's device.
+
+        Each has one row or several.
 
         Raises:
             ArgumentError: they are no tensors, or no token ids of the model.

@@ -1,5 +1,4 @@
-"""The logits of tokens that a grammar forbids, masked as `generate`
-of transformers calls its processors.
+"""The mask of a grammar as a logits processor of transformers.
 
 Where the mask comes before all other processors, the nodes of a draft tree are masked at once on
 their device, too (`mask_trees`). The places of the nodes are those that the draft was made with, as
@@ -47,8 +46,9 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
         return GrammarMask(self.grammars)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores, float[rows, vocabulary], with those of
-        forbidden tokens at minus infinity.
+        """Return scores with those of forbidden tokens at minus infinity.
+
+        They are float[rows, vocabulary].
 
         Args:
             input_ids: int64[rows, length], the rows so far: at the first call the prompts.
@@ -135,8 +135,9 @@ def mask_trees(
     trees: Sequence[TokenTree],
     prompt: int,
 ) -> torch.Tensor | None:
-    """Return the logits of a step, [rows, width, vocabulary], with
-    those of forbidden tokens at minus infinity.
+    """Return the logits of a step with those of forbidden tokens at minus infinity.
+
+    They are [rows, width, vocabulary].
 
     None: the masks have to be asked token by token, since something is wrong with one of them.
 
@@ -175,9 +176,7 @@ def _row_of(mask: Mask | None, vocabulary: int) -> _Bits:
 
 
 def _masked(scores: torch.Tensor, packed: _Bits) -> torch.Tensor:
-    """Return scores, [..., vocabulary], with those of tokens whose
-    bit is not set at minus infinity.
-    """
+    """Return scores, [..., vocabulary], with minus infinity where a token's bit is not set."""
     if scores.device.type == "cpu":
         bits = np.unpackbits(packed.view(np.uint8), axis=-1, bitorder="little")[
             ..., : scores.shape[-1]

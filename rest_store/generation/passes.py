@@ -1,5 +1,4 @@
-"""Forward passes over draft trees, with tree attention (REST,
-section 3.3), and the interface of those who run them.
+"""Forward passes over draft trees, with tree attention (REST, section 3.3).
 
 Each node sees the context, its ancestors and itself, and its position is that of its depth, so the
 logits at a node are those of decoding its path token by token, up to rounding. Nothing here is
@@ -79,9 +78,7 @@ class Verifier(ABC):
 
     @abstractmethod
     def give_back(self, cache: Any) -> None:
-        """Fill the cache of transformers that was taken over with
-        all tokens but the last of each row.
-        """
+        """Fill the original cache with all tokens but the last of each row."""
 
     @abstractmethod
     def close(self) -> None:
@@ -223,8 +220,9 @@ class TreePasses(Generic[Kind]):
 def _packed(
     lengths: Sequence[int], last: Sequence[int | None], trees: Sequence[TokenTree], width: int
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return all that a step needs on the device, for one copy:
-    int32[rows, 1 + 2 * width + width * width].
+    """Return the inputs of a step for one copy to the device.
+
+    They are int32[rows, 1 + 2 * width + width * width].
 
     For each row: its length in the cache; its tokens; their depths, 0 for the last token and for
     padding; and for each token, which tokens of the step it sees, 0 or 1. A row that nothing is

@@ -247,9 +247,7 @@ class RecurrentCache(TreeKVCache):
             layer.drop()
 
     def set_aside(self, rows: Sequence[int]) -> None:
-        """Copy the states of rows which passes over one token of
-        the others will change, until `put_back`.
-        """
+        """Copy the states of idle rows, which passes of the others change, until `put_back`."""
         for row in rows:
             if row not in self._set_aside:
                 self._set_aside[row] = [state[row].clone() for state in self._states()]
@@ -261,9 +259,7 @@ class RecurrentCache(TreeKVCache):
                 state[row] = copy
 
     def give_back(self, cache: Cache) -> None:
-        """Fill the cache that was taken over as if the tokens held
-        here had been decoded one by one.
-        """
+        """Fill the original cache as if the tokens here had been decoded one by one."""
         self.put_back(range(len(self.lengths)))
         super().give_back(cache)
         for number, layer in self._of_states.items():

@@ -1,5 +1,6 @@
-"""Drafts for every generation of the model in whose directory this
-file stands, as `custom_generate/generate.py`.
+"""Drafts for every generation of the model in this directory.
+
+The file stands there as `custom_generate/generate.py`.
 
 transformers calls `generate` instead of the model's own where code of the directory is trusted. The
 datastores are named by the variable REST_STORE_DATASTORES: directories, and addresses of services,
