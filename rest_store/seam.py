@@ -1,7 +1,7 @@
 """Seams to other packages: a table of all that we rely on, and a check of the installed release.
 
-Each engine's package, and that of generation with transformers, has one table, `PARTS` of its
-module `seam`. It is checked at the start.
+Each engine's package, and that of generation with transformers, has one table: `DEPENDENCIES` in
+its module `seam`. It is checked at the start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 
-class Part(NamedTuple):
+class Dependency(NamedTuple):
     """Something of another package that is wrapped, called, read or replaced.
 
     Attributes:
@@ -33,31 +33,33 @@ class Part(NamedTuple):
     is_whole: bool = False
 
 
-def differences(parts: Iterable[Part]) -> list[str]:
+def differences(dependencies: Iterable[Dependency]) -> list[str]:
     """Return the differences between a package and a table, in words."""
-    words = (difference(part) for part in parts)
+    words = (difference(dependency) for dependency in dependencies)
     return [found for found in words if found is not None]
 
 
-def difference(part: Part, function: Callable[..., Any] | None = None) -> str | None:
-    """Return how a package differs from one part of a table, in words; None: it does not.
+def difference(dependency: Dependency, function: Callable[..., Any] | None = None) -> str | None:
+    """Return how a package differs from one dependency of a table, in words; None: it does not.
 
     Args:
-        part: of the table.
-        function: the one that is called in this process, if it is not at the part's place.
+        dependency: of the table.
+        function: the one that is called in this process, if it is not at the dependency's place.
     """
-    what = part.place if function is None else function.__qualname__
+    what = dependency.place if function is None else function.__qualname__
     try:
-        if part.parameters is None:
-            return None if _has(part.place) else f"{what} is absent"
-        names = tuple(inspect.signature(function or pkgutil.resolve_name(part.place)).parameters)
+        if dependency.parameters is None:
+            return None if _has(dependency.place) else f"{what} is absent"
+        names = tuple(
+            inspect.signature(function or pkgutil.resolve_name(dependency.place)).parameters
+        )
     except (ImportError, AttributeError):
         return f"{what} is absent"
     except (TypeError, ValueError):
         return f"{what} is no function"
-    first = names if part.is_whole else names[: len(part.parameters)]
-    if first != part.parameters or not set(part.others) <= set(names):
-        expected = [*part.parameters, *part.others]
+    first = names if dependency.is_whole else names[: len(dependency.parameters)]
+    if first != dependency.parameters or not set(dependency.others) <= set(names):
+        expected = [*dependency.parameters, *dependency.others]
         return (
             f"{what} takes {', '.join(names) or 'nothing'}, expected"
             f" {', '.join(expected) or 'nothing'}"

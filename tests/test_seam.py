@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from rest_store.engines.vllm.seam import CREATE, PARTS
-from rest_store.seam import Part, attributes_of, difference, differences
+from rest_store.engines.vllm.seam import CREATE, DEPENDENCIES
+from rest_store.seam import Dependency, attributes_of, difference, differences
 from tests.shared.engine import ScriptedHead, Vllm
 
 
@@ -64,57 +64,57 @@ def at(path: str) -> str:
 @pytest.mark.parametrize(
     "part",
     [
-        Part(at("called")),
-        Part(at("called"), ("first",)),
-        Part(at("called"), (), others=("second",)),
-        Part(at("called"), ("first", "second"), is_whole=True),
-        Part(at("Fields.first")),
-        Part(at("Fields.second")),
+        Dependency(at("called")),
+        Dependency(at("called"), ("first",)),
+        Dependency(at("called"), (), others=("second",)),
+        Dependency(at("called"), ("first", "second"), is_whole=True),
+        Dependency(at("Fields.first")),
+        Dependency(at("Fields.second")),
         *(
-            Part(at(f"Runner.{name}"))
+            Dependency(at(f"Runner.{name}"))
             for name in ("of_base", "annotated", "constant", "assigned", "later", "shown")
         ),
-        Part(at("Runner.step"), ("self", "batch"), others=("wait",)),
+        Dependency(at("Runner.step"), ("self", "batch"), others=("wait",)),
     ],
 )
-def test_an_engine_is_like_its_table(part: Part) -> None:
+def test_an_engine_is_like_its_table(part: Dependency) -> None:
     assert difference(part) is None
 
 
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (Part("an_engine.other:Thing.name"), "an_engine.other:Thing.name is absent"),
-        (Part("no_engine:thing", ()), "no_engine:thing is absent"),
-        (Part(at("Gone.name")), "an_engine.parts:Gone.name is absent"),
-        (Part(at("gone"), ()), "an_engine.parts:gone is absent"),
-        (Part(at("Fields.third")), "an_engine.parts:Fields.third is absent"),
-        (Part(at("Runner.batch")), "an_engine.parts:Runner.batch is absent"),
-        (Part(at("Runner.constant"), ()), "an_engine.parts:Runner.constant is no function"),
+        (Dependency("an_engine.other:Thing.name"), "an_engine.other:Thing.name is absent"),
+        (Dependency("no_engine:thing", ()), "no_engine:thing is absent"),
+        (Dependency(at("Gone.name")), "an_engine.parts:Gone.name is absent"),
+        (Dependency(at("gone"), ()), "an_engine.parts:gone is absent"),
+        (Dependency(at("Fields.third")), "an_engine.parts:Fields.third is absent"),
+        (Dependency(at("Runner.batch")), "an_engine.parts:Runner.batch is absent"),
+        (Dependency(at("Runner.constant"), ()), "an_engine.parts:Runner.constant is no function"),
         (
-            Part(at("called"), ("second",)),
+            Dependency(at("called"), ("second",)),
             "an_engine.parts:called takes first, second, expected second",
         ),
         (
-            Part(at("called"), ("first",), is_whole=True),
+            Dependency(at("called"), ("first",), is_whole=True),
             "an_engine.parts:called takes first, second, expected first",
         ),
         (
-            Part(at("called"), ("first",), others=("third",)),
+            Dependency(at("called"), ("first",), others=("third",)),
             "an_engine.parts:called takes first, second, expected first, third",
         ),
         (
-            Part(at("Runner.step"), (), is_whole=True),
+            Dependency(at("Runner.step"), (), is_whole=True),
             "an_engine.parts:Runner.step takes self, batch, wait, expected nothing",
         ),
     ],
 )
-def test_what_differs_is_named(part: Part, words: str) -> None:
-    assert differences([part, Part(at("called"))]) == [words]
+def test_what_differs_is_named(part: Dependency, words: str) -> None:
+    assert differences([part, Dependency(at("called"))]) == [words]
 
 
 def test_what_is_called_elsewhere_is_compared_under_its_own_name() -> None:
-    part = Part(at("called"), ("first",))
+    part = Dependency(at("called"), ("first",))
     assert difference(part, called) is None
     assert difference(part, Runner.step) == "Runner.step takes self, batch, wait, expected first"
 
@@ -128,14 +128,14 @@ def test_what_has_no_source_is_known_by_its_fields(monkeypatch: pytest.MonkeyPat
 
     Compiled.__module__ = "an_engine.compiled"
     monkeypatch.setattr(sys.modules["an_engine.parts"], "Compiled", Compiled, raising=False)
-    assert differences([Part(at("Compiled.first")), Part(at("Compiled.second"))]) == [
+    assert differences([Dependency(at("Compiled.first")), Dependency(at("Compiled.second"))]) == [
         "an_engine.parts:Compiled.second is absent"
     ]
 
 
 def listed(definition: type) -> set[str]:
     """Return what vLLM's table has of a class, whatever module it is in."""
-    paths = [part.place.partition(":")[2] for part in (CREATE, *PARTS)]
+    paths = [part.place.partition(":")[2] for part in (CREATE, *DEPENDENCIES)]
     return {
         path.partition(".")[2] for path in paths if path.partition(".")[0] == definition.__name__
     } - {""}
@@ -144,7 +144,7 @@ def listed(definition: type) -> set[str]:
 def test_stand_ins_of_vllm_are_like_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in Vllm(None).modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    assert differences((CREATE, *PARTS)) == []
+    assert differences((CREATE, *DEPENDENCIES)) == []
 
 
 def classes_of(vllm: Vllm) -> list[type]:

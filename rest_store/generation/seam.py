@@ -3,7 +3,7 @@
 5.24 renamed the argument of `generate`, `prepare_inputs_for_generation` and `forward`, the field of
 outputs, and what a custom loop is given.
 
-The table, `PARTS`, lists what generation relies on in transformers beside the names that it
+The table, `DEPENDENCIES`, lists what generation relies on in transformers beside the names that it
 imports. It holds for 5.19 to 5.24.
 """
 
@@ -19,7 +19,7 @@ import transformers
 from transformers import GenerationMixin
 
 from rest_store.errors import NotSupportedError, describe
-from rest_store.seam import Part, differences
+from rest_store.seam import Dependency, differences
 
 _OF_STATES = "cache_params"  # of models without attention, before
 # A caller may use any of them, as long as transformers takes old ones, too.
@@ -80,46 +80,51 @@ _OF_STATE = f"{_CACHES}:LinearAttentionLayer"
 _PROCESSORS = "transformers.generation.logits_process"
 _STOPS = "transformers.generation.stopping_criteria"
 
-PARTS = (
+DEPENDENCIES = (
     # Callers of the loop, functions that it calls, and their results.
-    Part(
+    Dependency(
         "transformers:GenerationMixin.generate",
         ("self", "inputs"),
         others=("custom_generate", "streamer"),
     ),
-    Part(
+    Dependency(
         "transformers:GenerationMixin.prepare_inputs_for_generation",
         ("self", "input_ids"),
         others=("attention_mask", "is_first_iteration", CACHE),
     ),
     *(
-        Part(f"transformers.generation.utils:GenerateDecoderOnlyOutput.{name}")
+        Dependency(f"transformers.generation.utils:GenerateDecoderOnlyOutput.{name}")
         for name in ("sequences", "scores", "logits", CACHE)
     ),
     # Layers of the cache: their content is taken over and given back, and meanwhile others take
     # their place.
-    Part(f"{_CACHES}:Cache", ("layers",)),
-    Part(f"{_CACHES}:Cache.layers"),
-    Part(f"{_CACHES}:Cache.offloading"),
-    Part(f"{_CACHES}:Cache.get_seq_length", ("self", "layer_idx"), is_whole=True),
-    Part(f"{_CACHES}:Cache.has_previous_state", ("self",)),
-    Part(f"{_CACHES}:DynamicCache", (), others=("config",)),
-    *(Part(f"{_CACHES}:CacheLayerMixin.{name}") for name in ("is_initialized", "keys", "values")),
-    Part(f"{_CACHES}:CacheLayerMixin.update", ("self", "key_states", "value_states")),
-    Part(
+    Dependency(f"{_CACHES}:Cache", ("layers",)),
+    Dependency(f"{_CACHES}:Cache.layers"),
+    Dependency(f"{_CACHES}:Cache.offloading"),
+    Dependency(f"{_CACHES}:Cache.get_seq_length", ("self", "layer_idx"), is_whole=True),
+    Dependency(f"{_CACHES}:Cache.has_previous_state", ("self",)),
+    Dependency(f"{_CACHES}:DynamicCache", (), others=("config",)),
+    *(
+        Dependency(f"{_CACHES}:CacheLayerMixin.{name}")
+        for name in ("is_initialized", "keys", "values")
+    ),
+    Dependency(f"{_CACHES}:CacheLayerMixin.update", ("self", "key_states", "value_states")),
+    Dependency(
         f"{_CACHES}:CacheLayerMixin.lazy_initialization",
         ("self", "key_states", "value_states"),
         is_whole=True,
     ),
-    Part(f"{_CACHES}:CacheLayerMixin.get_mask_sizes", ("self", "query_length"), is_whole=True),
-    Part(f"{_CACHES}:CacheLayerMixin.get_seq_length", ("self",), is_whole=True),
-    Part(f"{_CACHES}:CacheLayerMixin.get_max_length", ("self",), is_whole=True),
+    Dependency(
+        f"{_CACHES}:CacheLayerMixin.get_mask_sizes", ("self", "query_length"), is_whole=True
+    ),
+    Dependency(f"{_CACHES}:CacheLayerMixin.get_seq_length", ("self",), is_whole=True),
+    Dependency(f"{_CACHES}:CacheLayerMixin.get_max_length", ("self",), is_whole=True),
     *(
-        Part(f"{_CACHES}:DynamicSlidingWindowLayer.{name}")
+        Dependency(f"{_CACHES}:DynamicSlidingWindowLayer.{name}")
         for name in ("cumulative_length", "sliding_window")
     ),
     *(
-        Part(f"{_OF_STATE}.{name}")
+        Dependency(f"{_OF_STATE}.{name}")
         for name in (
             *(
                 "conv_kernel_size",
@@ -130,27 +135,27 @@ PARTS = (
             *("is_recurrent_states_initialized", "number_of_states", "recurrent_states"),
         )
     ),
-    Part(_OF_STATE, (), others=("number_of_states",)),
-    Part(
+    Dependency(_OF_STATE, (), others=("number_of_states",)),
+    Dependency(
         f"{_OF_STATE}.lazy_initialization",
         ("self",),
         others=("conv_states", "recurrent_states", "state_idx", "conv_kernel_size"),
     ),
-    Part(
+    Dependency(
         f"{_OF_STATE}.update_conv_state",
         ("self", "conv_states", "state_idx"),
         others=("conv_kernel_size",),
     ),
-    Part(f"{_OF_STATE}.update_recurrent_state", ("self", "recurrent_states", "state_idx")),
+    Dependency(f"{_OF_STATE}.update_recurrent_state", ("self", "recurrent_states", "state_idx")),
     # Attention, whose function is replaced by one that takes the mask of a tree.
-    Part("transformers:AttentionInterface.register", ("key", "value"), is_whole=True),
-    Part("transformers:AttentionMaskInterface.register", ("key", "value"), is_whole=True),
-    Part(
+    Dependency("transformers:AttentionInterface.register", ("key", "value"), is_whole=True),
+    Dependency("transformers:AttentionMaskInterface.register", ("key", "value"), is_whole=True),
+    Dependency(
         "transformers.integrations.sdpa_attention:sdpa_attention_forward",
         ("module", "query", "key", "value", "attention_mask", "dropout", "scaling"),
     ),
     *(
-        Part(place)
+        Dependency(place)
         for place in (
             *(f"{_MODEL}:ALL_ATTENTION_FUNCTIONS", f"{_MASKS}:ALL_MASK_ATTENTION_FUNCTIONS"),
             *(
@@ -162,19 +167,21 @@ PARTS = (
         )
     ),
     # A model and its configuration.
-    Part(f"{_MODEL}:PreTrainedModel.set_attn_implementation", ("self", "attn_implementation")),
-    Part(f"{_MODEL}:PreTrainedModel.get_input_embeddings", ("self",)),
-    Part(f"{_MODEL}:PreTrainedModel.device"),
-    Part("transformers:GenerationMixin._supports_default_dynamic_cache", (), is_whole=True),
-    Part("transformers:PreTrainedConfig.get_text_config", ("self", "decoder")),
+    Dependency(
+        f"{_MODEL}:PreTrainedModel.set_attn_implementation", ("self", "attn_implementation")
+    ),
+    Dependency(f"{_MODEL}:PreTrainedModel.get_input_embeddings", ("self",)),
+    Dependency(f"{_MODEL}:PreTrainedModel.device"),
+    Dependency("transformers:GenerationMixin._supports_default_dynamic_cache", (), is_whole=True),
+    Dependency("transformers:PreTrainedConfig.get_text_config", ("self", "decoder")),
     *(
-        Part(f"transformers:PreTrainedConfig.{name}")
+        Dependency(f"transformers:PreTrainedConfig.{name}")
         for name in ("_attn_implementation", "is_encoder_decoder", "sub_configs")
     ),
     # What `generate` prepares.
-    Part(f"{_CONFIG}.get_generation_mode", ("self",)),
+    Dependency(f"{_CONFIG}.get_generation_mode", ("self",)),
     *(
-        Part(f"{_CONFIG}.{name}")
+        Dependency(f"{_CONFIG}.{name}")
         for name in (
             *(
                 "cache_implementation",
@@ -193,16 +200,16 @@ PARTS = (
             *("stop_strings", "use_cache"),
         )
     ),
-    Part("transformers.generation.configuration_utils:GenerationMode.GREEDY_SEARCH"),
-    Part("transformers.generation.configuration_utils:GenerationMode.SAMPLE"),
-    Part(f"{_STOPS}:EosTokenCriteria.eos_token_id"),
-    Part(f"{_STOPS}:MaxLengthCriteria.max_length"),
-    Part(f"{_STOPS}:StopStringCriteria", ("tokenizer", "stop_strings")),
+    Dependency("transformers.generation.configuration_utils:GenerationMode.GREEDY_SEARCH"),
+    Dependency("transformers.generation.configuration_utils:GenerationMode.SAMPLE"),
+    Dependency(f"{_STOPS}:EosTokenCriteria.eos_token_id"),
+    Dependency(f"{_STOPS}:MaxLengthCriteria.max_length"),
+    Dependency(f"{_STOPS}:StopStringCriteria", ("tokenizer", "stop_strings")),
     # Processors that hold something for each row of a batch.
-    Part(f"{_PROCESSORS}:EncoderNoRepeatNGramLogitsProcessor.generated_ngrams"),
-    Part(f"{_PROCESSORS}:EncoderRepetitionPenaltyLogitsProcessor.encoder_input_ids"),
-    Part(f"{_PROCESSORS}:RepetitionPenaltyLogitsProcessor.prompt_ignore_length"),
-    Part(f"{_PROCESSORS}:UnbatchedClassifierFreeGuidanceLogitsProcessor.guidance_scale"),
+    Dependency(f"{_PROCESSORS}:EncoderNoRepeatNGramLogitsProcessor.generated_ngrams"),
+    Dependency(f"{_PROCESSORS}:EncoderRepetitionPenaltyLogitsProcessor.encoder_input_ids"),
+    Dependency(f"{_PROCESSORS}:RepetitionPenaltyLogitsProcessor.prompt_ignore_length"),
+    Dependency(f"{_PROCESSORS}:UnbatchedClassifierFreeGuidanceLogitsProcessor.guidance_scale"),
 )
 
 
@@ -215,7 +222,7 @@ def require_transformers() -> None:
     Raises:
         NotSupportedError: it is not.
     """
-    if found := differences(part for part in PARTS if part.parameters is not None):
+    if found := differences(part for part in DEPENDENCIES if part.parameters is not None):
         release = f"{transformers.__version__}, in which {'; '.join(found)}"
         raise NotSupportedError(
             describe("generate", "transformers", release, "a release that this rest-store knows")

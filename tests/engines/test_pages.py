@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from rest_store.engines.sglang.seam import DEPENDENCIES as OF_SGLANG
 from rest_store.engines.sglang.seam import NGRAM_ARGUMENTS
-from rest_store.engines.sglang.seam import PARTS as OF_SGLANG
-from rest_store.engines.vllm.seam import PARTS as OF_VLLM
+from rest_store.engines.vllm.seam import DEPENDENCIES as OF_VLLM
 from tests.engines.sglang import test_parameters as in_sglang
 from tests.engines.vllm import test_parameters as in_vllm
 from tests.shared.pages import PAGES, section

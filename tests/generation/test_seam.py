@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 import rest_store
 from rest_store.errors import NotSupportedError
-from rest_store.generation.seam import PARTS, require_transformers
+from rest_store.generation.seam import DEPENDENCIES, require_transformers
 from rest_store.seam import differences
 from tests.shared.strategies import refused
 from tests.shared.tiny import prompts, tiny_model
@@ -29,7 +29,7 @@ def anew() -> Iterator[None]:
 
 
 def test_transformers_has_what_the_table_lists() -> None:
-    assert differences(PARTS) == []
+    assert differences(DEPENDENCIES) == []
 
 
 def test_another_release_is_named_before_the_model_runs(
@@ -54,7 +54,7 @@ def test_what_is_taken_over_is_in_the_table() -> None:
     """Caches that transformers makes have no more of their
     own than the table, or this list, says.
     """
-    listed = {part.place.rpartition(".")[2] for part in PARTS}
+    listed = {part.place.rpartition(".")[2] for part in DEPENDENCIES}
     cache = DynamicCache(config=tiny_model("mistral with a sliding window").config)
     unused = {"device", "record_past", "_sliding_window_tensor"}
     assert set(vars(cache.layers[0])) - unused <= listed

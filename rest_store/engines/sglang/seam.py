@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from rest_store.seam import Part, assigned_in, differences, read_in
+from rest_store.seam import Dependency, assigned_in, differences, read_in
 
 _ALGORITHM = "sglang.srt.speculative.spec_registry:CustomSpecAlgo"
 _ARGUMENTS = "sglang.srt.server_args:ServerArgs"
@@ -72,98 +72,102 @@ WORKER_SETS = {
 # Methods of the corpus that inherited methods of the worker call; the worker's corpus has these.
 CORPUS_HAS = {"erase_match_state", "reset"}
 
-PARTS = (
+DEPENDENCIES = (
     # The registry of algorithms, and the overridden methods of its entries.
-    Part("sglang.version:__version__"),
-    Part(
+    Dependency("sglang.version:__version__"),
+    Dependency(
         "sglang.srt.speculative.spec_info:SpeculativeAlgorithm.register",
         ("name",),
         others=("supports_overlap", "spec_class"),
     ),
-    Part(f"{_ALGORITHM}.handle_server_args", ("self", "server_args"), is_whole=True),
-    Part(f"{_ALGORITHM}.has_draft_kv", ("self",), is_whole=True),
-    Part(f"{_ALGORITHM}.is_ngram", ("self",), is_whole=True),
-    Part("sglang.srt.managers.overlap_utils:FutureMap.__init__", ("self", "device", "spec_algo")),
-    *(Part(f"{_ARGUMENTS}.{name}") for name in (*READ_ARGUMENTS, *NGRAM_ARGUMENTS)),
+    Dependency(f"{_ALGORITHM}.handle_server_args", ("self", "server_args"), is_whole=True),
+    Dependency(f"{_ALGORITHM}.has_draft_kv", ("self",), is_whole=True),
+    Dependency(f"{_ALGORITHM}.is_ngram", ("self",), is_whole=True),
+    Dependency(
+        "sglang.srt.managers.overlap_utils:FutureMap.__init__", ("self", "device", "spec_algo")
+    ),
+    *(Dependency(f"{_ARGUMENTS}.{name}") for name in (*READ_ARGUMENTS, *NGRAM_ARGUMENTS)),
     # The worker: its overridden methods, and those that SGLang calls.
-    Part(
+    Dependency(
         f"{_WORKER}.__init__",
         ("self", "server_args", "gpu_id", "nccl_port", "target_worker"),
         is_whole=True,
     ),
-    Part(f"{_WORKER}._prepare_draft_tokens", ("self", "batch"), is_whole=True),
-    Part(f"{_WORKER}._update_ngram_corpus", ("self", "batch"), is_whole=True),
-    Part(
+    Dependency(f"{_WORKER}._prepare_draft_tokens", ("self", "batch"), is_whole=True),
+    Dependency(f"{_WORKER}._update_ngram_corpus", ("self", "batch"), is_whole=True),
+    Dependency(
         f"{_WORKER}.forward_batch_generation",
         ("self", "batch", "on_publish", "pp_proxy_tensors"),
         is_whole=True,
     ),
-    Part(f"{_WORKER}.note_request_finished", ("self", "rid", "natural_stop"), is_whole=True),
-    Part(f"{_WORKER}.add_external_corpus", ("self", "corpus_id", "token_chunks"), is_whole=True),
-    Part(
+    Dependency(f"{_WORKER}.note_request_finished", ("self", "rid", "natural_stop"), is_whole=True),
+    Dependency(
+        f"{_WORKER}.add_external_corpus", ("self", "corpus_id", "token_chunks"), is_whole=True
+    ),
+    Dependency(
         f"{_WORKER}.commit_corpus_load", ("self", "corpus_id", "loaded_token_count"), is_whole=True
     ),
-    Part(f"{_WORKER}.remove_external_corpus", ("self", "corpus_id"), is_whole=True),
-    Part(f"{_WORKER}.list_external_corpora", ("self",), is_whole=True),
-    Part(
+    Dependency(f"{_WORKER}.remove_external_corpus", ("self", "corpus_id"), is_whole=True),
+    Dependency(f"{_WORKER}.list_external_corpora", ("self",), is_whole=True),
+    Dependency(
         "sglang.srt.speculative.base_spec_worker:BaseSpecWorker.__init__", ("self",), is_whole=True
     ),
-    Part("sglang.srt.managers.tp_worker:TpModelWorker.model_config"),
-    Part("sglang.srt.managers.tp_worker:TpModelWorker.model_runner"),
-    Part("sglang.srt.managers.tp_worker:TpModelWorker.tokenizer"),
-    Part("sglang.srt.configs.model_config:ModelConfig.model_path"),
-    Part("sglang.srt.configs.model_config:ModelConfig.vocab_size"),
+    Dependency("sglang.srt.managers.tp_worker:TpModelWorker.model_config"),
+    Dependency("sglang.srt.managers.tp_worker:TpModelWorker.model_runner"),
+    Dependency("sglang.srt.managers.tp_worker:TpModelWorker.tokenizer"),
+    Dependency("sglang.srt.configs.model_config:ModelConfig.model_path"),
+    Dependency("sglang.srt.configs.model_config:ModelConfig.vocab_size"),
     # A batch and its requests.
-    Part(f"{_BATCH}:ScheduleBatch.forward_mode"),
-    Part(f"{_BATCH}:ScheduleBatch.grammar_needs_sync", ("self",), is_whole=True),
-    Part(f"{_BATCH}:ScheduleBatch.has_grammar"),
-    Part(f"{_BATCH}:ScheduleBatch.reqs"),
-    Part(f"{_BATCH}:ScheduleBatch.seq_lens_cpu"),
-    Part(f"{_BATCH}:ScheduleBatch.spec_info"),
-    Part(
+    Dependency(f"{_BATCH}:ScheduleBatch.forward_mode"),
+    Dependency(f"{_BATCH}:ScheduleBatch.grammar_needs_sync", ("self",), is_whole=True),
+    Dependency(f"{_BATCH}:ScheduleBatch.has_grammar"),
+    Dependency(f"{_BATCH}:ScheduleBatch.reqs"),
+    Dependency(f"{_BATCH}:ScheduleBatch.seq_lens_cpu"),
+    Dependency(f"{_BATCH}:ScheduleBatch.spec_info"),
+    Dependency(
         "sglang.srt.model_executor.forward_batch_info:ForwardMode.is_decode",
         ("self",),
         is_whole=True,
     ),
-    Part("sglang.srt.speculative.ngram_info:NgramVerifyInput.accept_lens"),
-    Part("sglang.srt.speculative.ngram_info:NgramVerifyInput.accept_tokens"),
-    Part("sglang.srt.managers.utils:GenerationBatchResult.logits_output"),
-    Part("sglang.srt.layers.logits_processor:LogitsProcessorOutput.next_token_logits"),
-    Part(f"{_BATCH}:Req.decode_batch_idx"),
-    Part(f"{_BATCH}:Req.eos_token_ids"),
-    Part(f"{_BATCH}:Req.finished_len"),
-    Part(f"{_BATCH}:Req.grammar"),
-    Part(f"{_BATCH}:Req.grammar_key"),
-    Part(f"{_BATCH}:Req.origin_input_ids"),
-    Part(f"{_BATCH}:Req.origin_input_ids_unpadded"),
-    Part(f"{_BATCH}:Req.output_ids"),
-    Part(f"{_BATCH}:Req.rid"),
-    Part(f"{_BATCH}:Req.sampling_params"),
-    Part(f"{_SAMPLING}.custom_params"),
-    Part(f"{_SAMPLING}.frequency_penalty"),
-    Part(f"{_SAMPLING}.ignore_eos"),
-    Part(f"{_SAMPLING}.max_new_tokens"),
-    Part(f"{_SAMPLING}.min_new_tokens"),
-    Part(f"{_SAMPLING}.presence_penalty"),
-    Part(f"{_SAMPLING}.repetition_penalty"),
-    Part(f"{_SAMPLING}.stop_token_ids"),
+    Dependency("sglang.srt.speculative.ngram_info:NgramVerifyInput.accept_lens"),
+    Dependency("sglang.srt.speculative.ngram_info:NgramVerifyInput.accept_tokens"),
+    Dependency("sglang.srt.managers.utils:GenerationBatchResult.logits_output"),
+    Dependency("sglang.srt.layers.logits_processor:LogitsProcessorOutput.next_token_logits"),
+    Dependency(f"{_BATCH}:Req.decode_batch_idx"),
+    Dependency(f"{_BATCH}:Req.eos_token_ids"),
+    Dependency(f"{_BATCH}:Req.finished_len"),
+    Dependency(f"{_BATCH}:Req.grammar"),
+    Dependency(f"{_BATCH}:Req.grammar_key"),
+    Dependency(f"{_BATCH}:Req.origin_input_ids"),
+    Dependency(f"{_BATCH}:Req.origin_input_ids_unpadded"),
+    Dependency(f"{_BATCH}:Req.output_ids"),
+    Dependency(f"{_BATCH}:Req.rid"),
+    Dependency(f"{_BATCH}:Req.sampling_params"),
+    Dependency(f"{_SAMPLING}.custom_params"),
+    Dependency(f"{_SAMPLING}.frequency_penalty"),
+    Dependency(f"{_SAMPLING}.ignore_eos"),
+    Dependency(f"{_SAMPLING}.max_new_tokens"),
+    Dependency(f"{_SAMPLING}.min_new_tokens"),
+    Dependency(f"{_SAMPLING}.presence_penalty"),
+    Dependency(f"{_SAMPLING}.repetition_penalty"),
+    Dependency(f"{_SAMPLING}.stop_token_ids"),
     # What a request's grammar was made of.
-    Part(f"{_CONSTRAINED}.xgrammar_backend:XGrammarGrammar.ctx"),
-    Part(f"{_CONSTRAINED}.llguidance_backend:GuidanceGrammar.llguidance_tokenizer"),
-    Part(f"{_CONSTRAINED}.llguidance_backend:GuidanceGrammar.serialized_grammar"),
+    Dependency(f"{_CONSTRAINED}.xgrammar_backend:XGrammarGrammar.ctx"),
+    Dependency(f"{_CONSTRAINED}.llguidance_backend:GuidanceGrammar.llguidance_tokenizer"),
+    Dependency(f"{_CONSTRAINED}.llguidance_backend:GuidanceGrammar.serialized_grammar"),
     # The process: its arguments as they were resolved, and the ranks that share each layer.
     *(
-        Part(f"{_CONTEXT}:get_{name}", (), is_whole=True)
+        Dependency(f"{_CONTEXT}:get_{name}", (), is_whole=True)
         for name in ("device", "parallel", "schedule", "serving", "spec")
     ),
-    Part(f"{_CONTEXT}:ParallelContext.dp_rank"),
-    Part(f"{_CONTEXT}:ParallelContext.tp_group"),
-    Part("sglang.srt.distributed.parallel_state:GroupCoordinator.cpu_group"),
-    Part("sglang.srt.distributed.parallel_state:GroupCoordinator.rank_in_group"),
-    Part("sglang.srt.distributed.parallel_state:GroupCoordinator.ranks"),
-    Part("sglang.srt.distributed.parallel_state:GroupCoordinator.world_size"),
+    Dependency(f"{_CONTEXT}:ParallelContext.dp_rank"),
+    Dependency(f"{_CONTEXT}:ParallelContext.tp_group"),
+    Dependency("sglang.srt.distributed.parallel_state:GroupCoordinator.cpu_group"),
+    Dependency("sglang.srt.distributed.parallel_state:GroupCoordinator.rank_in_group"),
+    Dependency("sglang.srt.distributed.parallel_state:GroupCoordinator.ranks"),
+    Dependency("sglang.srt.distributed.parallel_state:GroupCoordinator.world_size"),
     # The tokenizer, before the model is loaded.
-    Part(
+    Dependency(
         "sglang.srt.utils.hf_transformers.tokenizer:get_tokenizer",
         ("tokenizer_name",),
         others=("tokenizer_mode", "trust_remote_code", "tokenizer_backend"),
@@ -199,4 +203,4 @@ def worker_differences(worker: type) -> list[str]:
 
 def all_differences(worker: type) -> list[str]:
     """Return all differences between this SGLang and the one that the plug-in expects."""
-    return differences(PARTS) + worker_differences(worker)
+    return differences(DEPENDENCIES) + worker_differences(worker)

@@ -27,10 +27,10 @@ from rest_store.engines.request import NewRequest, parse_extra_arguments
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sources import EngineSources
 from rest_store.engines.vllm.request_grammar import RequestGrammars
-from rest_store.engines.vllm.seam import CREATE, INIT, PARTS, PROPOSE
+from rest_store.engines.vllm.seam import CREATE, DEPENDENCIES, INIT, PROPOSE
 from rest_store.engines.vllm.settings import WHERE, VllmSettings, settings_of, unused_because
 from rest_store.engines.vllm.speculator import Speculator
-from rest_store.seam import Part, difference, differences
+from rest_store.seam import Dependency, difference, differences
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ARGUMENTS = "vllm.engine.arg_utils"
@@ -66,7 +66,7 @@ def install() -> None:
         arguments.create_engine_config = _checked(arguments.create_engine_config)
 
 
-def _require_like(parts: Iterable[Part]) -> None:
+def _require_like(parts: Iterable[Dependency]) -> None:
     """Raise TypeError with the first differences between vLLM and a table."""
     if found := differences(parts):
         raise TypeError("; ".join(found[:_MAX_DIFFERENCES]))
@@ -137,7 +137,7 @@ def _head(speculative: Any) -> Head | None:
 
 def _require_seam(speculator: Any) -> None:
     """Raise unless vLLM is as its table says; wrap its model runner, to hear of requests."""
-    _require_like(PARTS)
+    _require_like(DEPENDENCIES)
     if (found := difference(PROPOSE, type(speculator).propose)) is not None:
         raise TypeError(found)
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner

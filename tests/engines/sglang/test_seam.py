@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rest_store.engines.sglang.seam import PARTS
+from rest_store.engines.sglang.seam import DEPENDENCIES
 from rest_store.errors import ArgumentError
 from rest_store.seam import attributes_of
 from tests.engines.sglang import scheduler
@@ -21,7 +21,7 @@ from tests.engines.sglang.engine import IN_SGLANG
 )
 def test_stand_ins_have_nothing_that_the_table_lacks(definition: Any) -> None:
     """So whatever drafts for batches use in the tests without SGLang is in the table."""
-    listed = {part.place.partition(":")[2] for part in PARTS}
+    listed = {part.place.partition(":")[2] for part in DEPENDENCIES}
     assert {f"{definition.__name__}.{field.name}" for field in fields(definition)} <= listed
     assert attributes_of(definition) == {field.name for field in fields(definition)}
 
