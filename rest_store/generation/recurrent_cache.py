@@ -46,7 +46,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         _move_states(layer, self)
         # Of the latest pass, behind the state before it.
         self._conv_inputs: dict[int, torch.Tensor] = {}
-        # The latest pass: a state, or what states are made of (`ReadNodes`).
+        # The latest pass: a state, or what states are made of (`StateParts`).
         self._recurrent_after: dict[int, Any] = {}
 
     def update_conv_state(
@@ -71,7 +71,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     ) -> Any:
         """Keep the state after a pass beside the one before it.
 
-        Of a pass over a tree it is `ReadNodes`.
+        Of a pass over a tree it is `StateParts`.
         """
         if not self.is_recurrent_states_initialized[state_idx]:
             self.lazy_initialization(recurrent_states=recurrent_states, state_idx=state_idx)

@@ -1,15 +1,17 @@
 """Recurrent layers that read draft trees: each node continues the state of its parent.
 
-Mixers of transformers read several tokens at once in chunks: what a token adds to the output of a
-later one is a matrix product, with the decay between the two, and the state before the chunk is
-read beside it. In a tree the tokens that a node reads are its ancestors. So the same products serve
-with the mask of a tree instead of that of a chain, and no pass is longer than one over a chain. The
-state at a node is a sum over its ancestors, too; it is made for the last accepted node alone.
+Mixers of transformers read several tokens at once in chunks. The output at a token then has two
+parts: a decayed matrix product with the earlier tokens of the chunk, and a read of the state before
+the chunk. In a tree, the earlier tokens of a node are its ancestors. So the same products work with
+the mask of a tree in place of a causal mask, and a pass over a tree costs no more than a pass over
+a chain of as many tokens. The state at a node is a sum over its ancestors, too. It is computed for
+the last accepted node alone.
 
-The mixers themselves stay those of transformers. During a pass over a tree, three functions that
-they call by name are others: the convolution, the gated delta rule (Gated DeltaNet, arXiv
-2412.06464, by its form in chunks) and the scan of Mamba 2 (arXiv 2405.21060, section 6). For the
-time of the pass each module has its class's `forward` with these. Nothing here is thread-safe.
+The mixers themselves stay those of transformers. During a pass over a tree we replace three
+functions that they call: the convolution, the gated delta rule (Gated DeltaNet, arXiv 2412.06464,
+in its form for chunks) and the scan of Mamba 2 (arXiv 2405.21060, section 6). For the time of the
+pass, each module gets a copy of its class's `forward` whose globals hold the replacements. Nothing
+here is thread-safe.
 """
 
 from __future__ import annotations
@@ -33,10 +35,13 @@ _EPSILON = 1e-6  # of the normalization of queries and keys
 
 @dataclass(frozen=True)
 class PassTree:
-    """The trees of a pass, one for each row, below the last token of its text.
+    """The trees of a pass, one for each row.
+
+    Node 0 of a row is its last accepted token. The draft tree hangs below it.
 
     Attributes:
-        sees: which nodes each node continues, itself included, bool[rows, width, width].
+        sees: the mask of attention: `sees[r, i, j]` is true if node j is node i or one of its
+            ancestors. bool[rows, width, width].
         lineage: the node itself, its parent, the parent's parent ..., int64[rows, width, length].
             -1 is the last token before the pass, -2 that before it.
     """
@@ -48,7 +53,7 @@ class PassTree:
     def of(
         cls, trees: Sequence[TokenTree], width: int, length: int, device: torch.device
     ) -> PassTree:
-        """Return the trees of a pass of so many tokens a row; padding continues the first token."""
+        """Return the trees of a pass of `width` tokens a row. Padding continues node 0."""
         parents = np.zeros((len(trees), width), dtype=np.int64)
         parents[:, 0] = -1
         sees = np.zeros((len(trees), width, width), dtype=np.bool_)
@@ -64,6 +69,7 @@ class PassTree:
         for step in range(1, length):
             before = lineage[:, :, step - 1]
             above = np.take_along_axis(parents, before.clip(min=0), axis=1)
+            # Above node 0 come the tokens before the pass: -1, -2, ...
             lineage[:, :, step] = np.where(before >= 0, above, before - 1)
         return cls(torch.from_numpy(sees).to(device), torch.from_numpy(lineage).to(device))
 
@@ -74,19 +80,20 @@ class PassTree:
 
 
 @dataclass(frozen=True)
-class ReadNodes:
-    """What the state at any node of a pass is made of.
+class StateParts:
+    """The parts of which the state at any node of a pass is computed.
 
     Attributes:
         keys: [rows, heads, width, size].
-        values: what each node adds for its key, [rows, heads, width, other size].
-        decay: logarithms of what is left of the state before the pass, [rows, heads, width].
+        values: the value that each node adds for its key, [rows, heads, width, other size].
+        log_decay: at each node, the logarithm of the factor on the state before the pass,
+            [rows, heads, width].
         is_transposed: whether states are [rows, heads, values, keys], not [.., keys, values].
     """
 
     keys: torch.Tensor
     values: torch.Tensor
-    decay: torch.Tensor
+    log_decay: torch.Tensor
     is_transposed: bool
 
     def state_at(self, state: torch.Tensor, sees: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -94,15 +101,15 @@ class ReadNodes:
 
         Args:
             state: before the pass.
-            sees: which nodes that node continues, bool[rows, width].
+            sees: the row of the mask of that node, bool[rows, width].
             ends: the node, int64[rows].
         """
-        heads = self.decay.shape[1]
-        left = self.decay.gather(2, ends[:, None, None].expand(-1, heads, 1))
-        weights = (left - self.decay).masked_fill(~sees[:, None], float("-inf")).exp()
-        keys, values = self.keys * weights[..., None], self.values
-        added = values.mT @ keys if self.is_transposed else keys.mT @ values
-        return state * left.exp()[..., None] + added
+        heads = self.log_decay.shape[1]
+        log_decay_at_end = self.log_decay.gather(2, ends[:, None, None].expand(-1, heads, 1))
+        log_weights = (log_decay_at_end - self.log_decay).masked_fill(~sees[:, None], float("-inf"))
+        keys = self.keys * log_weights.exp()[..., None]
+        added = self.values.mT @ keys if self.is_transposed else keys.mT @ self.values
+        return state * log_decay_at_end.exp()[..., None] + added
 
 
 class TreeMixers:
@@ -126,7 +133,10 @@ class TreeMixers:
 
     @classmethod
     def of(cls, model: Any, layers: set[int]) -> TreeMixers | None:
-        """Return the mixers of these layers; None: not all of them can read trees."""
+        """Return the mixers of these layers; None: not all of them can read trees.
+
+        A wrapped or offloaded mixer cannot.
+        """
         mixers = {}
         numbers = []
         for module in model.modules():
@@ -138,7 +148,9 @@ class TreeMixers:
                 return None
             mixers[module] = forward
             numbers.append(getattr(module, "layer_idx", None))
-        return cls(mixers) if sorted(map(str, numbers)) == sorted(map(str, layers)) else None
+        # As texts, since `layer_idx` may be None.
+        is_complete = sorted(map(str, numbers)) == sorted(map(str, layers))
+        return cls(mixers) if is_complete else None
 
     @contextmanager
     def reading(self, tree: PassTree) -> Iterator[None]:
@@ -172,8 +184,8 @@ class TreeMixers:
             hidden_states: inputs before the pass and those of the pass, [rows, channels, length].
             weight: [channels, kernel].
             bias: [channels].
-            activation: behind it.
-            kwargs: what packed texts need.
+            activation: the function after it, by name.
+            kwargs: arguments for packed texts.
 
         Returns:
             [rows, channels, width].
@@ -204,7 +216,7 @@ class TreeMixers:
     ) -> tuple[torch.Tensor, Any]:
         """Take the place of `torch_chunk_gated_delta_rule`.
 
-        Arguments are as there; instead of a state this returns `ReadNodes`.
+        Arguments are as there; instead of a state this returns `StateParts`.
         """
         assert initial_state is not None
         heads = value.shape[2]
@@ -214,7 +226,7 @@ class TreeMixers:
             else part
             for part in (query, key)
         )
-        query, key, values, rate, left = (
+        query, key, values, rate, log_step = (
             part.transpose(1, 2).float() for part in (query, key, value, beta, g)
         )
         if use_qk_l2norm_in_kernel:
@@ -223,17 +235,18 @@ class TreeMixers:
                 for part in (query, key)
             )
         query = query * query.shape[-1] ** -0.5
-        decay, between = self._decays(left)
+        log_decay, between = self._decays(log_step)
+        decay = log_decay.exp()[..., None]
         state = initial_state.float()
         written = key * rate[..., None]
-        # Each node writes what its state lacks of its value; that depends on what its ancestors
-        # wrote.
-        wanted = values * rate[..., None] - (written * decay.exp()[..., None]) @ state
+        # The delta rule: a node writes its value less the value that the state already returns for
+        # its key. That state includes the writes of its ancestors: a triangular system.
+        wanted = values * rate[..., None] - (written * decay) @ state
         system = (written @ key.mT) * between
         new = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-        output = (query * decay.exp()[..., None]) @ state + ((query @ key.mT) * between) @ new
-        read = ReadNodes(key, new, decay, is_transposed=False)
-        return output.transpose(1, 2).to(value.dtype).contiguous(), read
+        output = (query * decay) @ state + ((query @ key.mT) * between) @ new
+        parts = StateParts(key, new, log_decay, is_transposed=False)
+        return output.transpose(1, 2).to(value.dtype).contiguous(), parts
 
     def _scan(
         self,
@@ -253,7 +266,7 @@ class TreeMixers:
     ) -> tuple[torch.Tensor, Any]:
         """Take the place of `mamba2_chunk_scan`.
 
-        Arguments are as there; instead of a state this returns `ReadNodes`.
+        Arguments are as there; instead of a state this returns `StateParts`.
         """
         assert initial_states is not None
         heads = hidden_states.shape[2]
@@ -265,42 +278,64 @@ class TreeMixers:
             part.float().repeat_interleave(heads // part.shape[2], dim=2).transpose(1, 2)
             for part in (B, C)
         )
-        decay, between = self._decays(A.float()[:, None] * steps)
+        log_decay, between = self._decays(A.float()[:, None] * steps)
+        decay = log_decay.exp()[..., None]
         values = inputs * steps[..., None]
         state = initial_states.float()
         output = ((queries @ keys.mT) * between) @ values
-        output = output + (queries * decay.exp()[..., None]) @ state.mT
+        output = output + (queries * decay) @ state.mT
         if D is not None:
             output = output + D.float().reshape(heads, 1, -1) * inputs
-        read = ReadNodes(keys, values, decay, is_transposed=True)
-        return output.transpose(1, 2).contiguous(), read
+        parts = StateParts(keys, values, log_decay, is_transposed=True)
+        return output.transpose(1, 2).contiguous(), parts
 
-    def _decays(self, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what is left of the state before the pass, and of what other nodes wrote.
+    def _decays(self, log_steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the decays from the start of the pass, and from ancestors.
 
         Args:
-            steps: logarithms of what each node leaves, [rows, heads, width].
+            log_steps: the logarithm of the decay at each node, [rows, heads, width].
 
         Returns:
-            Logarithms, [rows, heads, width]; and factors, [rows, heads, width, width], 0 for nodes
-            that a node does not continue.
+            The logarithm of the decay from the start of the pass to each node, [rows, heads,
+            width]; and the factor of the decay from each ancestor to each node, [rows, heads,
+            width, width], 0 for nodes that are no ancestors.
         """
         sees = self._of_pass.sees[:, None]
-        decay = (sees.to(steps.dtype) @ steps[..., None])[..., 0]
-        between = (decay[..., None] - decay[..., None, :]).masked_fill(~sees, float("-inf")).exp()
-        return decay, between
+        log_decay = (sees.to(log_steps.dtype) @ log_steps[..., None])[..., 0]
+        differences = log_decay[..., None] - log_decay[..., None, :]
+        between = differences.masked_fill(~sees, float("-inf")).exp()
+        return log_decay, between
 
 
-# What mixers pass to these functions; all else that they have does not matter here.
+# The parameters that the replacements read. A mixer whose function lacks one has no trees.
 _PARAMETERS = {
     "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation"},
-    "torch_chunk_gated_delta_rule": {"query", "key", "value", "g", "beta", "initial_state"},
-    "mamba2_chunk_scan": {"hidden_states", "dt", "A", "B", "C", "D", "dt_bias", "initial_states"},
+    "torch_chunk_gated_delta_rule": {
+        "query",
+        "key",
+        "value",
+        "g",
+        "beta",
+        "initial_state",
+        "use_qk_l2norm_in_kernel",
+    },
+    "mamba2_chunk_scan": {
+        "hidden_states",
+        "dt",
+        "A",
+        "B",
+        "C",
+        "D",
+        "dt_bias",
+        "initial_states",
+        "dt_softplus",
+        "dt_limit",
+    },
 }
 
 
 def _reads_trees(forward: Callable[..., Any]) -> bool:
-    """Whether a `forward` calls the functions that are others here, with arguments as known."""
+    """Whether a `forward` calls only functions that we replace, with known parameters."""
     code = getattr(forward, "__code__", None)
     if code is None or "causal_conv1d_fn" not in code.co_names:
         return False
@@ -308,6 +343,7 @@ def _reads_trees(forward: Callable[..., Any]) -> bool:
         theirs = forward.__globals__.get(name)
         if theirs is None or not _PARAMETERS[name] <= inspect.signature(theirs).parameters.keys():
             return False
+    # A forward that calls another function over chunks cannot read trees.
     rules = {name for name in code.co_names if "chunk" in name and name in forward.__globals__}
     return rules <= _PARAMETERS.keys()
 

@@ -40,7 +40,7 @@ from rest_store.live.segments import Segments
 
 
 class Writer:
-    """Writes one live datastore. Methods raise the errors of `LiveDatastore`'s. Thread-safe.
+    """Writes one live datastore. Methods raise the errors of `LiveDatastore`. Thread-safe.
 
     An addition is sorted into the memtable. A memtable that is large enough is flushed to files.
     Compaction merges segments in files: it sorts beside additions, and puts the new segment in the
@@ -183,7 +183,7 @@ class Writer:
         return AddedDocuments(ids, new_ids)
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
-        """Delete documents; return their count when no answer and no file holds them."""
+        """Delete documents; return their number once they are gone from all answers and files."""
         digests = [id_digest(id, namespace) for id in ids]
 
         def find() -> Iterable[int]:
@@ -195,7 +195,8 @@ class Writer:
         """Remove documents from answers, except from segments larger than `max_positions`.
 
         Their bytes stay in the file of documents until the next deletion or opening. While segments
-        are merged, nothing is removed unless `max_positions` is None, since it would have to wait.
+        are sorted for another reason, nothing is removed unless `max_positions` is None: it would
+        have to wait.
 
         Returns:
             The ids of documents that still exist.
@@ -264,7 +265,7 @@ class Writer:
                 self._clean()
 
     def _existing_numbers(self, removals: Iterable[Removal]) -> dict[str, list[int]]:
-        """Return the numbers of the documents to remove that exist here, by namespace."""
+        """Return the numbers of existing documents to remove, by namespace; follow evictions."""
         numbers: dict[str, list[int]] = {}
         for removal in removals:
             existing = self._documents.numbers_between(removal.first, removal.last)
@@ -275,9 +276,9 @@ class Writer:
         return numbers
 
     def _follow_eviction(self) -> None:
-        """Keep segments as small as those of an upstream that evicts.
+        """Limit the size of segments, since the upstream evicts: set `retention`.
 
-        Then each of its evictions sorts only a small share of this replica again. A replica of an
+        Then each of its evictions sorts few documents of this replica again. A replica of an
         upstream that never evicts has the largest segments.
         """
         total = sum(segment.token_count for segment in self.segments.all)
@@ -406,7 +407,7 @@ class Writer:
                 return run
         return []
 
-    # --- Methods that the holder of `_sorting` calls ----------------------------------------------
+    # --- Removal: takes `_sorting` itself ---------------------------------------------------------
 
     def _remove(
         self,
@@ -418,8 +419,8 @@ class Writer:
     ) -> int:
         """Remove documents of a namespace; return their count.
 
-        Takes `_sorting`. Segments in files are sorted again beside additions. Only the memtable,
-        and segments that were flushed meanwhile, are sorted again while additions wait.
+        Takes `_sorting`. At first, without `_lock`, segments in files are sorted again. Then, with
+        `_lock`, the memtable is, and segments that were flushed meanwhile.
 
         Args:
             namespace: their namespace.
@@ -447,6 +448,8 @@ class Writer:
                 if deleted and cleaned:
                     self._clean()
         return len(numbers)
+
+    # --- Methods that the holder of `_sorting` calls ----------------------------------------------
 
     def _without(self, segment: Segment, numbers: Sequence[int]) -> list[Segment]:
         """Return the segments of the documents that are left of a segment.
@@ -484,7 +487,10 @@ class Writer:
             self._may_differ_from_disk = False
 
     def _load_retention(self) -> None:
-        """Read the stored retention, and begin a clock by which it does not evict everything."""
+        """Read the stored retention, and begin a clock at the newest document's time.
+
+        So a wrong system clock does not evict everything.
+        """
         self.retention = self._documents.retention()
         self._clock = Clock(self._documents.newest_time(), self.retention.shortest_age)
 
@@ -566,7 +572,7 @@ class Writer:
             retained[namespace] = self._retained(segments)
             evicted += set(segments).difference(retained[namespace])
         if added and changed[added[0].namespace][-1] in evicted:
-            added = ()  # meanwhile the retention was set to less than what is added
+            added = ()  # the new documents alone exceed a retention that was lowered meanwhile
 
         def plan() -> Changes:
             newest = added[-1].number if added else self._documents.newest()
@@ -610,6 +616,8 @@ class Writer:
         # Readers that still use obsolete files have them mapped.
         self._remove_files(record.name for record in obsolete)
 
+    # --- Methods that the holder of both locks calls ----------------------------------------------
+
     def _clean(self) -> None:
         """Overwrite the remains of deleted documents, and remove the files of failed changes.
 
@@ -620,7 +628,7 @@ class Writer:
         self._remove_files(existing - present)
         self._documents.clean()
 
-    # --- Methods that the holder of either lock calls ---------------------------------------------
+    # --- Methods that need no lock, or either -----------------------------------------------------
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -35,7 +35,7 @@ from rest_store.v1 import datastore_pb2 as pb
 # Seconds. The pause after a failure starts here, and doubles with each further failure.
 _FIRST_PAUSE = 0.1
 _MAX_PAUSE = 30.0
-_MAX_DOUBLINGS = 10
+_MAX_DOUBLINGS = 10  # the pause is at its longest before; more would overflow
 # A service is silent once so many first answers in a row have not come.
 _SILENT_ANSWERS = 2
 # Seconds that a new session waits for its first answer from a silent service.
@@ -51,9 +51,10 @@ _MAX_UNSENT = 1024
 class ServiceMember:
     """A `Member`, whose methods these are.
 
-    After a failure the next `send` opens another stream, with the text. It does so at once if there
-    is an endpoint that has not failed since the last answer, and otherwise after a pause that
-    doubles with each failure. During the pause `send` fails without a call.
+    After a failure the next `send` opens another stream, with the text. It does so at once after a
+    stream that had answered, and while there are endpoints that were not tried. Otherwise it waits
+    for the end of a pause, which doubles with each failure. During the pause `send` fails without a
+    call.
 
     Args:
         partitions: all partitions of the datastore.
@@ -92,8 +93,9 @@ class ServiceMember:
         self._length = 0
         # When the last tree was asked for; None: its answer has been read.
         self._sent_at: float | None = None
-        # Rows of the next `node_top_k`: one for the text and one for each node of the tree that the
-        # service knows; 0: the tree is not known here.
+        # The rows that the next `node_top_k` has to have: one for the text, and one for each node
+        # of the tree that was read here. 0: none is sent, since the session lacks the service's
+        # tree.
         self._node_rows = 1
         # For each mask of origins of the service, the mask of the session.
         self._origins = b""
@@ -347,6 +349,7 @@ class ServiceMember:
             session_bits.append(origins.prompt_lookup)
         if self._settings.recycled_logits is not None:
             session_bits.append(origins.recycled_logits)
+        # A mask is one byte: a session has at most 8 sources.
         service_masks = np.arange(256)
         session_masks = np.zeros(256, np.uint8)
         for index, bit in enumerate(session_bits):
@@ -358,9 +361,7 @@ class ServiceMember:
 
     def _fail(self, error: RestStoreError) -> None:
         """Drop the stream, turn to the next endpoint, and rest if all of them have failed."""
-        if self._has_answered:  # an answer ends the count of failures
-            self._failures = 0
-        else:
+        if not self._has_answered:  # an answer has ended the count of failures
             self._failures += 1
         self._failure = error
         if isinstance(error, UnknownDatastoreError):
@@ -375,7 +376,7 @@ class ServiceMember:
         self._endpoint = self._partition.after(self._endpoint)
 
     def _raise_failed(self, error: RestStoreError) -> NoReturn:
-        """Count a failure, and raise its error as one that a member may raise."""
+        """Call `_fail`, and raise the error, as a ServiceError unless a session knows it."""
         target = self._endpoint.target
         self._fail(error)
         if isinstance(error, ServiceError | TokenizerMismatchError):
