@@ -1,10 +1,9 @@
-"""Models with recurrent state: drafts change nothing, whatever was
-accepted of them, in any mode that others have.
-"""
+"""Models with recurrent state: drafts change nothing, in any mode that other models have."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -95,6 +94,25 @@ def test_greedy_search(model: Any, rows: int) -> None:
             assert counts.accepted == 0
             assert counts.nodes > 0
             assert passes == NEW if rows == 1 or can_roll_back(model) else passes >= NEW
+
+
+def test_two_generations_of_one_model_in_turns_write_the_text_of_each_alone(model: Any) -> None:
+    """No state of one gets into the other, whose passes come between its own."""
+    rows = prompts(2)
+    inputs = [{name: values[row : row + 1] for name, values in rows.items()} for row in (0, 1)]
+    plain = [model.generate(**one, **FIXED) for one in inputs]
+    streams = []
+    for one, text in zip(inputs, plain, strict=True):
+        futures = futures_of(one, text)
+        source = Drafted(functools.partial(Scripted, futures=futures, script=noisy))
+        generator = rest_store.Generator(model, None, [source], adaptive=False)
+        streams.append(generator.stream(one, **FIXED))
+    written: list[list[int]] = [[], []]
+    for pieces in itertools.zip_longest(*streams):
+        for tokens, piece in zip(written, pieces, strict=True):
+            tokens += [] if piece is None else piece.tokens[0]
+    for one, text, tokens in zip(inputs, plain, written, strict=True):
+        assert tokens == text[0, one["input_ids"].shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("max_nodes", [1, 3, 16])
