@@ -78,7 +78,7 @@ _LOOKUP_NODES = 10  # of prompt lookup's rule
         " rest, and alone."
     ),
 )
-@json_schema_option("The outputs satisfy this JSON schema: replay also with its grammar.")
+@json_schema_option("A JSON schema that each output satisfies: replay also with its grammar.")
 @cost_model_options
 @result_options
 def replay_command(

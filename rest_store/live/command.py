@@ -217,7 +217,7 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
     required=True,
     metavar="DIR",
     type=PATH,
-    help="Directory of the frozen datastore; an old datastore there is replaced.",
+    help="Destination of the result: the frozen datastore; an old datastore there is replaced.",
 )
 @json_option
 def export(directory: Path, out: Path, as_json: bool) -> None:
