@@ -1,6 +1,6 @@
-"""What a memory holds of which file: a record in the memory's directory, in SQLite.
+"""The record of a memory: the documents of each file, in SQLite in the memory's directory.
 
-A document is recorded before it is added, and what replaces it before it is discarded. So a process
+A document is recorded before it is added, and its successor before it is discarded. So a process
 that is killed leaves no document that the record does not name, and the next one goes on.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rest_store.errors import StorageError
+from rest_store.live.database import transaction
 
 FILE_NAME = "remembered.sqlite"
 _SCHEMA = """
@@ -158,15 +159,8 @@ class Record:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._named_errors():
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
+        with self._named_errors(), transaction(self._database):
+            yield
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

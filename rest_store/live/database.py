@@ -42,6 +42,19 @@ PRAGMA application_id={_PROGRAM};
 PRAGMA user_version={_VERSION}"""
 
 
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Within the block, change a database as a whole or not at all."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+
+
 class Database:
     """An open SQLite file with a write-ahead log.
 
@@ -142,15 +155,8 @@ class Database:
         Args:
             operation: as in `_named_errors`.
         """
-        with self._named_errors(operation):
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
+        with self._named_errors(operation), transaction(self._database):
+            yield
 
     @contextmanager
     def _named_errors(self, operation: str) -> Iterator[None]:
