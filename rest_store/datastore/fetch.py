@@ -2,7 +2,7 @@
 
     directory = fetch(reader, default_cache())       # the same for the same build, fetched once
 
-A copy grows in `frozen/BUILD.temporary`, where an interrupted one is resumed. It is renamed to
+A copy grows in `frozen/BUILD.tmp`, where an interrupted one is resumed. It is renamed to
 `frozen/BUILD` once its files are those of its manifest. BUILD is the SHA-256 of the manifest. A
 process that makes a copy holds a lock.
 """
@@ -109,7 +109,7 @@ def fetch(reader: FileReader, cache: Path) -> Path:
 
 def _make(copy: Path, manifest: Manifest, content: bytes, reader: FileReader) -> None:
     """Make a complete copy; `content` is that of the manifest."""
-    temporary = copy.with_suffix(".temporary")
+    temporary = copy.with_suffix(".tmp")
     temporary.mkdir(exist_ok=True)
     size = sum(record.tokens_size + record.suffixes_size for record in manifest.shards)
     missing = size - sum(file.stat().st_size for file in temporary.iterdir())

@@ -99,7 +99,7 @@ class Reader:
 
 def partial(cache: Path) -> dict[str, bytes]:
     """Return the files of an incomplete copy; there is no complete one."""
-    (temporary,) = (cache / "frozen").glob("*.temporary")
+    (temporary,) = (cache / "frozen").glob("*.tmp")
     assert not temporary.with_suffix("").exists()
     return contents(temporary)
 
@@ -147,7 +147,7 @@ def test_what_arrived_is_not_asked_for_again(source: Path, tmp_path: Path, piece
     assert all(
         offset == have.get(name, 0) for name, offset in again.reads if name != TOKENIZER_FILE_NAME
     )
-    assert not any((tmp_path / "frozen").glob("*.temporary"))
+    assert not any((tmp_path / "frozen").glob("*.tmp"))
 
 
 def test_a_connection_that_breaks_off_now_and_then_is_taken_up(
