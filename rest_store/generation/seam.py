@@ -80,6 +80,34 @@ _OF_STATE = f"{_CACHES}:LinearAttentionLayer"
 _PROCESSORS = "transformers.generation.logits_process"
 _STOPS = "transformers.generation.stopping_criteria"
 
+# Functions that recurrent mixers call and that `tree_mixers` replaces, with the parameters that the
+# replacements read. Each model has its own copies, so they are checked when a model is used: a mixer
+# whose function lacks a parameter has chains.
+MIXER_PARAMETERS = {
+    "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation"},
+    "torch_chunk_gated_delta_rule": {
+        "query",
+        "key",
+        "value",
+        "g",
+        "beta",
+        "initial_state",
+        "use_qk_l2norm_in_kernel",
+    },
+    "mamba2_chunk_scan": {
+        "hidden_states",
+        "dt",
+        "A",
+        "B",
+        "C",
+        "D",
+        "dt_bias",
+        "initial_states",
+        "dt_softplus",
+        "dt_limit",
+    },
+}
+
 DEPENDENCIES = (
     # Callers of the loop, functions that it calls, and their results.
     Dependency(

@@ -29,6 +29,7 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from rest_store.datastore.tree import TokenTree
+from rest_store.generation.seam import MIXER_PARAMETERS
 
 _EPSILON = 1e-6  # of the normalization of queries and keys
 
@@ -307,45 +308,21 @@ class TreeMixers:
         return log_decay, between
 
 
-# The parameters that the replacements read. A mixer whose function lacks one has no trees.
-_PARAMETERS = {
-    "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation"},
-    "torch_chunk_gated_delta_rule": {
-        "query",
-        "key",
-        "value",
-        "g",
-        "beta",
-        "initial_state",
-        "use_qk_l2norm_in_kernel",
-    },
-    "mamba2_chunk_scan": {
-        "hidden_states",
-        "dt",
-        "A",
-        "B",
-        "C",
-        "D",
-        "dt_bias",
-        "initial_states",
-        "dt_softplus",
-        "dt_limit",
-    },
-}
-
-
 def _reads_trees(forward: Callable[..., Any]) -> bool:
     """Whether a `forward` calls only functions that we replace, with known parameters."""
     code = getattr(forward, "__code__", None)
     if code is None or "causal_conv1d_fn" not in code.co_names:
         return False
-    for name in _PARAMETERS.keys() & set(code.co_names):
+    for name in MIXER_PARAMETERS.keys() & set(code.co_names):
         theirs = forward.__globals__.get(name)
-        if theirs is None or not _PARAMETERS[name] <= inspect.signature(theirs).parameters.keys():
+        if (
+            theirs is None
+            or not MIXER_PARAMETERS[name] <= inspect.signature(theirs).parameters.keys()
+        ):
             return False
     # A forward that calls another function over chunks cannot read trees.
     rules = {name for name in code.co_names if "chunk" in name and name in forward.__globals__}
-    return rules <= _PARAMETERS.keys()
+    return rules <= MIXER_PARAMETERS.keys()
 
 
 def _with_names(
