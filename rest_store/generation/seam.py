@@ -81,8 +81,8 @@ _PROCESSORS = "transformers.generation.logits_process"
 _STOPS = "transformers.generation.stopping_criteria"
 
 # Functions that recurrent mixers call and that `tree_mixers` replaces, with the parameters that the
-# replacements read. Each model has its own copies, so they are checked when a model is used: a mixer
-# whose function lacks a parameter has chains.
+# replacements read. Each model has its own copies, so they are checked when a model is used. A
+# mixer whose function lacks a parameter has chains.
 MIXER_PARAMETERS = {
     "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation"},
     "torch_chunk_gated_delta_rule": {
