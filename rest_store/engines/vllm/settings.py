@@ -33,10 +33,19 @@ def settings_of(config: Any) -> VllmSettings | None:
     Raises:
         ArgumentError: a setting is unknown or invalid.
     """
-    additional = config.additional_config
-    if not isinstance(additional, dict) or _SECTION not in additional:
+    if not has_settings(config):
         return None
-    return VllmSettings.read(additional[_SECTION], WHERE)
+    return VllmSettings.read(config.additional_config[_SECTION], WHERE)
+
+
+def has_settings(config: Any) -> bool:
+    """Return whether vLLM's configuration has a section for the settings.
+
+    Args:
+        config: a `VllmConfig`.
+    """
+    additional = config.additional_config
+    return isinstance(additional, dict) and _SECTION in additional
 
 
 def unused_because(config: Any) -> str | None:
