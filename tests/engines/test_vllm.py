@@ -422,6 +422,21 @@ def test_without_settings_vllm_is_left_alone(vllm: Vllm) -> None:
     assert runner.init_speculator is before, "wrapped once"
 
 
+def test_a_pipeline_is_refused_by_name(vllm: Vllm) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    for settings in (None, {}):
+        config = vllm.config(settings)
+        config.parallel_config.pipeline_parallel_size = 2
+        if settings is None:
+            assert EngineArgs(config).create_engine_config() is config
+            continue
+        with pytest.raises(ArgumentError) as raised:
+            EngineArgs(config).create_engine_config()
+        expected = "additional_config.rest_store: pipeline_parallel_size is 2, expected 1"
+        assert str(raised.value) == expected
+
+
 def test_requests_without_drafts_are_scheduled_without(vllm: Vllm, place: str) -> None:
     """In the scheduler's process, which has the configuration, but no drafter."""
     from vllm.v1.core.sched.scheduler import Scheduler

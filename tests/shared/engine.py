@@ -320,6 +320,7 @@ class SchedulerConfig:
 @dataclass
 class ParallelConfig:
     data_parallel_index: int = 0
+    pipeline_parallel_size: int = 1
 
 
 @dataclass

@@ -103,6 +103,7 @@ DEPENDENCIES = (
     Dependency(f"{_CONFIG}:ModelConfig.model"),
     Dependency(f"{_CONFIG}:ModelConfig.served_model_name"),
     Dependency(f"{_CONFIG}:ParallelConfig.data_parallel_index"),
+    Dependency(f"{_CONFIG}:ParallelConfig.pipeline_parallel_size"),
     Dependency(f"{_CONFIG}:SchedulerConfig.async_scheduling"),
     Dependency(f"{_CONFIG}:SpeculativeConfig.method"),
     Dependency(f"{_CONFIG}:SpeculativeConfig.num_speculative_tokens"),
