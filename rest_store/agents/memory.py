@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from build_index.corpus import Corpus, open_corpus
 from build_index.corpus_spec import CorpusSpec
-from build_index.documents import READ, WRITTEN, CorpusCounts, CorpusFile, Document
+from build_index.documents import CorpusCounts, CorpusFile, Document
 from build_index.duplicates import content_digest
 from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.secrets import LEFT_OUT, text_without_secrets, without_secrets
@@ -27,12 +27,11 @@ from build_index.texts import read, written
 from build_index.tokenization import load_tokenizer
 from rest_store.agents.record import Key, Record
 from rest_store.errors import CorpusError, CorpusNotFoundError, TokenizerLoadError, describe
+from rest_store.live.agent_memory import FILES, NAMESPACES, READ, WRITTEN
 from rest_store.live.directory import is_live
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.loading.local_path import local_path
 
-FILES, HISTORY = "files", "history"
-NAMESPACES = (WRITTEN, READ, FILES, HISTORY)
 _BATCH_CHARACTERS = 1 << 21  # read before they are added
 _BATCH_FILES = 1 << 9
 _MAX_GROUP = 200  # characters of a session's name

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rest_store.errors import StorageError
+from rest_store.live.agent_memory import RECORD_NAME
 from rest_store.live.database import transaction
 
-FILE_NAME = "remembered.sqlite"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, version TEXT NOT NULL) WITHOUT ROWID;
@@ -51,7 +51,7 @@ class Record:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / FILE_NAME
+        self._path = directory / RECORD_NAME
         with self._named_errors():
             self._database = sqlite3.connect(
                 self._path, isolation_level=None, check_same_thread=False

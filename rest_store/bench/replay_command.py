@@ -155,7 +155,7 @@ def replay_command(
     click.echo(f"{amount(reported)}{left_out}")
     click.echo("M, tokens per forward pass, and its 95% interval:")
     results: dict[str, Any] = {
-        "datastores": {name: store.info().token_count for name, store in stores.items()},
+        "datastores": {name: store.token_count for name, store in stores.items()},
         "reported": len(reported),
     }
     variants = [Variant(counted(nodes, "node"), nodes) for nodes in max_nodes]

@@ -27,7 +27,9 @@ from rest_store.command_options import (
     text_of_file,
 )
 from rest_store.datastore.locations import is_remote
+from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
+from rest_store.live.agent_memory import sources_of
 from rest_store.live.open_store import open_store
 from rest_store.service.connection_options import Access, access_options
 from rest_store.terminal import loading
@@ -217,6 +219,12 @@ def generate(
             stores[location] = context.with_resource(
                 open_store(location, tokenizer=identity, **credentials)
             )
+    sources: dict[str, Any] = {}
+    for location, store in stores.items():
+        name = _name(location, store, **credentials)
+        kinds = sources_of(store) if isinstance(store, Store) else {"": store}
+        for kind, source in kinds.items():
+            sources[f"{name}/{kind}" if kind else name] = source
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "do_sample": temperature is not None,
@@ -226,14 +234,12 @@ def generate(
     generator = Generator(
         network,
         tokenizer,
-        [*stores.values(), rest_store.PromptLookup(), rest_store.RecycledLogits()],
+        [*sources.values(), rest_store.PromptLookup(), rest_store.RecycledLogits()],
         max_nodes=max_nodes,
         remember=None if target is None else stores[target],
         calibration=own_calibration,
     )
-    generator.source_names[: len(stores)] = [
-        _name(location, store, **credentials) for location, store in stores.items()
-    ]
+    generator.source_names[: len(sources)] = sources
     # A mistake is said before anything is written.
     options["grammar"] = generator.grammar(json_schema=json_schema, regex=regex, grammar=grammar)
     printer = Printer(generator, options, seed=seed, compare=compare, as_json=as_json)

@@ -11,9 +11,9 @@ import pytest
 from rest_store.agents import memory as memory_module
 from rest_store.agents.history import repository_of, sync_history
 from rest_store.agents.memory import AgentMemory
-from rest_store.agents.record import FILE_NAME
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import CorpusError, StorageError, TokenizerLoadError
+from rest_store.live.agent_memory import RECORD_NAME
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.agents import (
     QUESTION,
@@ -268,12 +268,12 @@ def test_an_address_is_refused(place, tokenizer):
 
 def test_a_damaged_record_is_named(tree, place, tokenizer):
     remember(place, tokenizer, tree).close()
-    for path in place.glob(f"{FILE_NAME}-*"):
+    for path in place.glob(f"{RECORD_NAME}-*"):
         path.unlink()
-    (place / FILE_NAME).write_bytes(b"no database" * 999)
-    with pytest.raises(StorageError, match=f"{FILE_NAME}: the record is unusable"):
+    (place / RECORD_NAME).write_bytes(b"no database" * 999)
+    with pytest.raises(StorageError, match=f"{RECORD_NAME}: the record is unusable"):
         open_memory(place, None)
-    (place / FILE_NAME).unlink()
+    (place / RECORD_NAME).unlink()
     with remember(place, tokenizer, tree) as memory:
         assert memory.added == 0
         assert texts_in(memory.live, "files") == tree_texts(tree)
