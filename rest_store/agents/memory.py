@@ -79,6 +79,7 @@ class AgentMemory:
         chat_template: a file with a Jinja template, or its text; None: that of the tokenizer, or
             the one that the memory was begun with.
         keep_secrets: whether lines that look like secrets are kept.
+        keep_versions: versions of each file that are kept, the present one counted.
 
     Attributes:
         live: the datastore.
@@ -99,11 +100,13 @@ class AgentMemory:
         tokenizer: str | None = None,
         chat_template: str | None = None,
         keep_secrets: bool = False,
+        keep_versions: int = 1,
     ) -> None:
         self.counts = CorpusCounts()
         self.added = 0
         self.discarded = 0
         self._keep_secrets = keep_secrets
+        self._keep_versions = keep_versions
         self._target, settings = _tokenizer(directory, tokenizer, chat_template)
         self.live = LiveDatastore.open(directory, tokenizer=self._target)
         try:
@@ -276,7 +279,8 @@ class AgentMemory:
                     epoch=[new[key].order for key in some],
                 )
                 self.added += len(added.added)
-        self._record.replace({texts.name: texts.version for texts in batch}, keys)
+        versions = {texts.name: texts.version for texts in batch}
+        self._record.replace(versions, keys, keep=self._keep_versions)
 
     def _encoded(self, documents: Mapping[Key, Document]) -> dict[Key, Tokens]:
         """Return the tokens of documents, without those that have none or are refused."""

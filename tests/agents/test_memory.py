@@ -301,3 +301,27 @@ def test_each_kind_of_text_is_a_source_of_a_session(tmp_path, tree, place, token
                 drafted = {*session.draft(max_nodes=16).tokens.tolist()}
             whole = encode(context + rest).tolist()
             assert whole[len(prompt)] in drafted
+
+
+def test_earlier_versions_of_a_file_are_kept_if_asked_for(tree, place, tokenizer):
+    def save(memory: AgentMemory, *texts: str) -> list[str]:
+        """Save a file with one text after the other; return what the memory holds of it."""
+        for text in texts:
+            (tree / "a.py").write_text(text)
+            memory.sync(memory.place(str(tree)))
+        memory.discard()
+        return [text for text in texts_in(memory.live, "files") if text.startswith("v = ")]
+
+    with open_memory(place, tokenizer, keep_versions=3) as memory:
+        assert save(memory, "v = 1\n") == ["v = 1\n"]
+        assert save(memory, "v = 2\n", "v = 3\n", "v = 4\n") == ["v = 2\n", "v = 3\n", "v = 4\n"]
+        assert save(memory, "v = 2\n") == ["v = 2\n", "v = 3\n", "v = 4\n"], "as it was before"
+        assert save(memory, "v = 5\n") == ["v = 2\n", "v = 4\n", "v = 5\n"]
+        (tree / "b.py").write_text("v = 4\n")
+    with open_memory(place, None, keep_versions=2) as memory:
+        assert save(memory, "v = 6\n") == ["v = 4\n", "v = 5\n", "v = 6\n"], "4 is another file's"
+        (tree / "a.py").unlink()
+        memory.sync(memory.place(str(tree)))
+        memory.discard()
+        held = [text for text in texts_in(memory.live, "files") if text.startswith("v = ")]
+        assert held == ["v = 4\n"], "no version of a file that is gone"
