@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @click.command(
     "remember",
     context_settings=SETTINGS,
-    epilog="""\\b
+    epilog="""\b
 Examples:
-  rest-store remember ~/.codex/sessions . --git 200 --into memory \\\\
+  rest-store remember ~/.codex/sessions . --git 200 --into memory \\
       --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct
   rest-store remember ~/.codex/sessions . --git 200 --into memory --follow""",
 )

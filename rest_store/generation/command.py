@@ -128,7 +128,7 @@ Examples:
     is_flag=True,
     help=(
         "Copy float32 weights into the layout that this CPU is fastest with: above all for passes"
-        " over a tree."
+        " over a tree. Weights of another type become float32, unless --dtype names one."
     ),
 )
 @click.option(
@@ -195,6 +195,8 @@ def generate(
     target = remember if remember is None or is_remote(remember) else str(Path(remember))
     credentials = access.arguments()
     own_calibration = None if calibration is None else rest_store.Calibration.load(calibration)
+    if prepacked_weights and dtype == "auto":
+        dtype = "float32"  # the type of the weights that can be prepacked
     network, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     if chat and not tokenizer.chat_template:
         raise click.UsageError("the model's tokenizer has no chat template: leave out --chat")

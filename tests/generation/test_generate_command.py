@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 import rest_store
@@ -156,6 +157,17 @@ def test_words_are_explained_where_they_first_stand() -> None:
         "--prepacked-weights Copy float32 weights into the layout that this CPU is fastest with"
         in text
     )
+
+
+def test_prepacked_weights_are_float32_unless_a_type_is_named(tmp_path: Path) -> None:
+    model = write_model(tmp_path)
+    load_model(str(model), dtype="bfloat16")[0].save_pretrained(model)
+    assert load_model(str(model))[0].dtype == torch.bfloat16
+    done = write(model, "--prompt", "for i", "--prepacked-weights")
+    assert done.exit_code == 0, done.output
+    done = write(model, "--prompt", "for i", "--prepacked-weights", "--dtype", "bfloat16")
+    assert done.exit_code == 1
+    assert "float32" in done.stderr.splitlines()[-1]
 
 
 def test_what_was_not_loaded_is_named(
