@@ -111,6 +111,11 @@ class EngineSettings:
     log_requests: bool = False
 
     @property
+    def has_names(self) -> bool:
+        """Whether datastores have names that are not their locations."""
+        return isinstance(self.datastores, Mapping)
+
+    @property
     def locations(self) -> dict[str, str]:
         """The location of each datastore by its name, which is the location itself in a list."""
         if isinstance(self.datastores, Mapping):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +33,7 @@ from rest_store.errors import (
     TokenizerLoadError,
     describe,
 )
+from rest_store.live.agent_memory import sources_of
 from rest_store.live.open_store import open_store
 
 _CLIENT_SECONDS = 0.1  # of a step, which waits for `source_timeout` at most
@@ -97,35 +98,38 @@ class EngineSources:
         self._settings = settings
         self._calibration = Calibration.default()
         self._encode = lru_cache(_MAX_KEPT_TEXTS)(self._token_ids)
-        # By location, for each its names: as in the settings, and in its usual spelling.
-        locations: dict[str, list[str]] = {}
+        locations: dict[str, list[str]] = {}  # with the names of each
         for named, location in settings.locations.items():
             names = locations.setdefault(_normal(location), [])
-            names += (
-                [named] if isinstance(settings.datastores, Mapping) else [_normal(named), named]
-            )
-        remembered = None if settings.remember is None else _normal(settings.remember)
-        if remembered is not None:
-            locations.setdefault(remembered, [])
-        sources: dict[str, Any] = {}
+            names += [named] if settings.has_names else [_normal(named), named]
+        self._remembered = None if settings.remember is None else _normal(settings.remember)
+        if self._remembered is not None:
+            locations.setdefault(self._remembered, [])
+        self.labels: list[str] = []
+        self._sources: list[Any] = []
+        self._names_of: list[Collection[str]] = []  # of each source, for requests that choose
+        self._memory_place = -1  # index of the source that outputs are added to
         with ExitStack() as stack:
-            for location in locations:
-                sources[location] = self._open(location, location == remembered, log)
-                stack.callback(sources[location].close)
-            self._remembered = None if remembered is None else sources[remembered]
-            self._memory_location = remembered
-            self._sources = list(sources.values())
+            for location, names in locations.items():
+                is_remembered = location == self._remembered
+                opened = self._open(location, is_remembered, log)
+                stack.callback(opened.close)
+                kinds = _kinds_of(opened, settings.namespace if is_remembered else "")
+                label = "memory" if is_remembered else names[0]
+                for kind, source in kinds.items():
+                    if is_remembered and not kind:
+                        self._memory_place = len(self._sources)
+                    self.labels.append(f"{label}/{kind}" if kind else label)
+                    self._sources.append(source)
+                    self._names_of.append(() if is_remembered else names)
+                if is_remembered:
+                    self._memory_back_end = opened
             require_sources(where, [*self._sources, PromptLookup()])
             self._require_same_tokenizers(vocabulary_size)
             namespaces = dict.fromkeys([settings.namespace, *settings.namespaces])
             self._scopes = Scopes(self._memory, [*namespaces])
             self._stack = stack.pop_all()
-        self._names_of = list(locations.values())
-        self.labels = [
-            *("memory" if place == remembered else names[0] for place, names in locations.items()),
-            "prompt",
-            "logits",
-        ]
+        self.labels += ["prompt", "logits"]
         self.names = [*self.labels, "grammar"]
         self.lookup = 1 << len(self._sources)
         elsewhere = [
@@ -141,17 +145,17 @@ class EngineSources:
 
     def _memory(self, namespace: str) -> Any:
         """Return the memory of one namespace; None: nothing is remembered."""
-        if self._remembered is None:
+        if self._memory_place < 0:
             return None
-        if isinstance(self._remembered, Store):
-            live: Any = self._remembered
-            return live.namespace(namespace) if namespace else live
         if namespace == self._settings.namespace:
-            return self._remembered
+            return self._sources[self._memory_place]
+        if isinstance(self._memory_back_end, Store):
+            live: Any = self._memory_back_end
+            return live.namespace(namespace)
         from rest_store.service.client.client import DatastoreClient  # loads gRPC
 
         return DatastoreClient(
-            str(self._memory_location),
+            str(self._remembered),
             tokenizer=self._identity,
             namespace=namespace,
             timeout=self._client_seconds,
@@ -248,13 +252,16 @@ class EngineSources:
         report = report or (lambda reason: None)
         scope = self._scope(namespace, adapter, report)
         places = self._places(datastores, report)
+        is_default = scope is self._scopes.of(self._settings.namespace, "")
         sources: list[Any] = []
         kept: list[int] = []
         for place, source in enumerate(self._sources):
-            if source is self._remembered:
+            if place == self._memory_place:
                 source = scope.memory
-            elif place not in places:
-                continue
+            elif self._names_of[place]:
+                source = source if place in places else None
+            elif not is_default:  # other texts beside the memory are those of the engine's own
+                source = None
             if source is not None:
                 sources.append(source)
                 kept.append(place)
@@ -339,9 +346,19 @@ class EngineSources:
             if memory is None:
                 continue
             flush(memory)
-            if memory is not self._remembered and not isinstance(memory, Store):
+            if memory not in self._sources and not isinstance(memory, Store):
                 memory.close()
         self._stack.close()
+
+
+def _kinds_of(opened: Any, namespace: str) -> dict[str, Any]:
+    """Return what a datastore, a namespace of it or a client drafts from, by kind of text."""
+    if not isinstance(opened, Store):
+        return {"": opened}
+    if namespace:
+        live: Any = opened
+        return {"": live.namespace(namespace)}
+    return dict(sources_of(opened))
 
 
 def _normal(path: str) -> str:

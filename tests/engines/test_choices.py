@@ -25,6 +25,7 @@ from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.scopes import Scope
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources, RequestSources
+from rest_store.live.agent_memory import RECORD_NAME
 from tests.shared.engine import (
     VOCABULARY,
     Clock,
@@ -147,6 +148,27 @@ def test_an_adapters_texts_are_remembered_by_its_name(tmp_path: Path) -> None:
         assert written(drafter, "long", adapter="x" * 300).get("memory", 0) == 0
         assert totals(drafter, "errors") == {"choices": 1}
         drafter.close()
+
+
+def test_an_agents_memory_is_drafted_for_no_tenant(tmp_path: Path) -> None:
+    """Its kinds of text are those of the engine's own requests."""
+    memory = tmp_path / "memory"
+    with rest_store.LiveDatastore.open(memory, tokenizer=identity(VOCABULARY)) as live:
+        live.namespace("written").add([[3, 4, 100, 101]])
+        (memory / RECORD_NAME).touch()
+    drafter = drafter_with(remember=str(memory), namespaces=["a"])
+    assert drafter._sources.chosen().places == [0, 1, 2, 3, 4]
+    assert drafter._sources.chosen("a").places == [1, 2, 3, 4]
+    assert drafter._sources.chosen("unknown").places == [2, 3, 4]
+    drafter.close()
+
+
+def test_a_name_may_be_that_of_another_source(places: dict[str, str], tmp_path: Path) -> None:
+    named = {"memory": places["code"], "prompt": places["chat"]}
+    drafter = drafter_with(datastores=named, remember=str(tmp_path / "live"))
+    assert drafter._sources.labels == ["memory", "prompt", "memory", "prompt", "logits"]
+    assert drafter._sources.chosen(None, "memory").places == [0, 2, 3, 4, 5]
+    drafter.close()
 
 
 def test_many_adapters_take_bounded_memory(tmp_path: Path) -> None:

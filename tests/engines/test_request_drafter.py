@@ -332,6 +332,7 @@ def test_a_service_that_brings_nothing_is_hardly_asked_and_the_rest_drafts_on(pl
         drafter = drafter_with(clock, datastores=[place])
         if service is not None:
             drafter._sources._sources.append(service)
+            drafter._sources._names_of.append(["slow"])
             drafter._sources.here = 0b1101
         request = Written(drafter, MODEL, "a", [5, 6])
         write([request], 100)
