@@ -270,12 +270,13 @@ class _Vllm:
         )
 
     def run(self, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
-        """Return the token ids of answers to chats of one message."""
+        """Return the token ids of answers."""
         from vllm import SamplingParams
 
         sampling = SamplingParams(temperature=0.0, max_tokens=max_new_tokens, ignore_eos=True)
-        chats: list[Any] = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        outputs = self._llm.chat(chats, sampling, use_tqdm=False)
+        tokenizer = self._llm.get_tokenizer()
+        asked: list[Any] = [{"prompt_token_ids": _ids(tokenizer, prompt)} for prompt in prompts]
+        outputs = self._llm.generate(asked, sampling, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     def drafted(self) -> tuple[float, float]:
@@ -313,13 +314,8 @@ class _Sglang:
         self._accepted = 0.0
 
     def run(self, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
-        """Return the token ids of answers to chats of one message."""
-        ids = [
-            self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
-            )
-            for prompt in prompts
-        ]
+        """Return the token ids of answers."""
+        ids = [_ids(self._tokenizer, prompt) for prompt in prompts]
         sampling = {"temperature": 0.0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
         texts = []
         for output in self._engine.generate(input_ids=ids, sampling_params=sampling):
@@ -336,6 +332,14 @@ class _Sglang:
 
     def close(self) -> None:
         self._engine.shutdown()
+
+
+def _ids(tokenizer: Any, prompt: str) -> list[int]:
+    """Return a chat of one message as token ids; the text itself where there are no chats."""
+    if tokenizer.chat_template is None:
+        return list(tokenizer.encode(prompt))
+    chat = [{"role": "user", "content": prompt}]
+    return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
 
 
 def _settings(work: Mapping[str, Any]) -> dict[str, Any]:
