@@ -155,7 +155,7 @@ class StepRequest(NamedTuple):
 
 
 class Acceptance(NamedTuple):
-    """The drafts of one request.
+    """The drafts of one request, since it came back if the engine had put it off.
 
     Attributes:
         tokens: that it has written.
@@ -199,6 +199,7 @@ class EngineRequest:
         self.session: DraftSession | None = None
         self.is_given_up = False
         self.drafted: TokenTree | None = None
+        self._written = 0
         self._steps = 0
         self._draft_tokens = 0
         self._accepted_tokens = 0
@@ -223,9 +224,10 @@ class EngineRequest:
 
     @property
     def acceptance(self) -> Acceptance:
-        """The drafts so far."""
+        """The drafts so far. Engines may write beyond the most tokens, and drop the rest."""
+        most = self.new.max_tokens
         return Acceptance(
-            len(self._text) - self.prompt_length,
+            self._written if most is None else min(self._written, most),
             self._steps,
             self._draft_tokens,
             self._accepted_tokens,
@@ -240,6 +242,7 @@ class EngineRequest:
             accepted ones.
         """
         self._steps += 1
+        self._written += step.tokens.size
         tree = self.drafted if step.verified is None else step.verified
         if tree is None or not len(tree):
             return [], []

@@ -349,4 +349,5 @@ def test_requests_have_lines_where_the_settings_ask_for_them(
         "rest-store: request a: 0 tokens in 0 steps; 0 draft tokens, 0 accepted"
     ]
     request = EngineRequest(NewRequest("a", [1, 2], 1), sources)
-    assert request_line(request.acceptance).startswith("1 token in 0 steps; ")
+    request.count_step(StepRequest("a", np.array([3], np.int32), 0))
+    assert request_line(request.acceptance).startswith("1 token in 1 step; ")
