@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,6 @@ from rest_store.errors import DataFileError, describe
 
 MAX_ANSWERS = 200  # that are replayed: the last ones
 SAME = 0.05  # of M
-NOTHING = "nothing"
-ALL = "all sources"
 CORPUS = "corpus"
 _MEANINGS = {
     WRITTEN: "the answers of earlier conversations",
@@ -129,45 +128,50 @@ class TranscriptTrial:
     Attributes:
         conversations: number of conversations.
         answers: number of answers that were replayed.
-        outcomes: by the sources beside prompt lookup: `NOTHING`, `ALL`, and the name of each source
-            for all without it.
+        alone: the outcome of prompt lookup alone.
+        together: that of all sources.
+        without: by the name of each source, that of all others.
     """
 
     conversations: int
     answers: int
-    outcomes: Mapping[str, Outcome]
+    alone: Outcome
+    together: Outcome
+    without: Mapping[str, Outcome]
 
     def verdict(self) -> str:
         """Return the verdict, a sentence for each source."""
-        nothing, everything = (self.outcomes[name].mean_accepted for name in (NOTHING, ALL))
-        amount = counted(self.answers, "answer")
+        together = self.together.mean_accepted
         sentences = [
-            f"In replays of {amount}, M is {everything:.2f} with all sources and {nothing:.2f} with"
-            " prompt lookup alone"
+            f"In replays of {counted(self.answers, 'answer')}, M is {together:.2f} with all sources"
+            f" and {self.alone.mean_accepted:.2f} with prompt lookup alone"
         ]
-        for name, outcome in self.outcomes.items():
-            if name in (NOTHING, ALL):
-                continue
+        for name, outcome in self.without.items():
             without = outcome.mean_accepted
-            figures = f"M is {everything:.2f} with it and {without:.2f} without"
+            figures = f"M is {together:.2f} with it and {without:.2f} without"
             effect = f"brought nothing: {figures}"
-            if everything >= without + SAME:
-                effect = f"raised M from {without:.2f} to {everything:.2f}"
-            elif everything <= without - SAME:
+            if together >= without + SAME:
+                effect = f"raised M from {without:.2f} to {together:.2f}"
+            elif together <= without - SAME:
                 effect = f"did harm: {figures}"
             sentences.append(f"{name}, {_MEANINGS[name]}, {effect}")
         if self.conversations == 1:
             sentences.append("There is one conversation: a memory helps from the second one on")
         return ". ".join(sentences) + "."
 
+    @property
+    def outcomes(self) -> dict[str, Outcome]:
+        """The outcomes by the sources that they are of."""
+        without = {f"without {name}": outcome for name, outcome in self.without.items()}
+        return {"prompt lookup alone": self.alone, "all sources": self.together, **without}
+
     def as_json(self) -> dict[str, Any]:
         """Return the figures."""
-        outcomes = {name: outcome.as_json() for name, outcome in self.outcomes.items()}
         return {
             "verdict": self.verdict(),
             "conversations": self.conversations,
             "answers": self.answers,
-            "outcomes": outcomes,
+            "outcomes": {name: outcome.as_json() for name, outcome in self.outcomes.items()},
         }
 
 
@@ -193,7 +197,7 @@ def try_transcripts(
         DataFileError: the template shows none of the answers.
     """
     skipped = _first_replayed(conversations)
-    outcomes: dict[str, list[Outcome]] = {}
+    outcomes: list[list[Outcome]] = []
     answers = 0
     calibration = Calibration.default()
     with ExitStack() as stack:
@@ -207,13 +211,15 @@ def try_transcripts(
         if corpus is not None:
             sources[CORPUS] = corpus
         for number, conversation in enumerate(conversations):
-            recordings = list(_recordings(conversation, target, skipped.get(number, 0)))
+            recordings = list(_recordings(conversation, target, skipped[number]))
             answers += len(recordings)
-            for name, own in _without_each(sources).items():
-                outcome = replay(
-                    recordings, [PromptLookup(), *own], calibration, max_nodes=max_nodes
-                )
-                outcomes.setdefault(name, []).append(outcome)
+            own = [[], [*sources.values()], *map(partial(_all_but, sources), sources)]
+            outcomes.append(
+                [
+                    replay(recordings, [PromptLookup(), *some], calibration, max_nodes=max_nodes)
+                    for some in own
+                ]
+            )
             for kind, live in kinds.items():
                 encoded = target.encode_counted(conversation.remembered[kind], CorpusCounts())
                 live.add([tokens for tokens in encoded if tokens is not None and len(tokens)])
@@ -221,8 +227,10 @@ def try_transcripts(
     if not answers:
         expected = "at least one that the chat template shows"
         raise DataFileError(describe("transcripts", "number of answers", 0, expected))
-    totals = {name: Outcome.from_outcomes(some) for name, some in outcomes.items()}
-    return TranscriptTrial(len(conversations), answers, totals)
+    alone, together, *without = map(Outcome.from_outcomes, zip(*outcomes, strict=True))
+    return TranscriptTrial(
+        len(conversations), answers, alone, together, dict(zip(sources, without, strict=True))
+    )
 
 
 def _first_replayed(conversations: Sequence[Conversation]) -> dict[int, int]:
@@ -237,12 +245,8 @@ def _first_replayed(conversations: Sequence[Conversation]) -> dict[int, int]:
     return skipped
 
 
-def _without_each(sources: Mapping[str, object]) -> dict[str, list[object]]:
-    """Return no source, all of them, and all without each."""
-    shown = {NOTHING: list[object](), ALL: list(sources.values())}
-    for name in sources:
-        shown[name] = [source for other, source in sources.items() if other != name]
-    return shown
+def _all_but(sources: Mapping[str, object], name: str) -> list[object]:
+    return [source for other, source in sources.items() if other != name]
 
 
 def _recordings(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -77,9 +76,9 @@ def test_a_session_that_writes_as_an_earlier_one_gains_from_what_was_written(
     facts = json.loads(done.stdout)
     assert (facts["conversations"], facts["answers"]) == (3, 5), "the first has no memory"
     means = {name: outcome["M"] for name, outcome in facts["outcomes"].items()}
-    assert list(means) == ["nothing", "all sources", "written", "read"]
-    assert means["all sources"] > 1.3 * means["nothing"]
-    assert means["all sources"] > 1.3 * means["written"], "named without it"
+    assert list(means) == ["prompt lookup alone", "all sources", "without written", "without read"]
+    assert means["all sources"] > 1.3 * means["prompt lookup alone"]
+    assert means["all sources"] > 1.3 * means["without written"]
     assert "written, the answers of earlier conversations, raised M" in facts["verdict"]
     assert "read, the other texts of earlier conversations, " in facts["verdict"]
     shown = tried(folder, model)
@@ -118,7 +117,7 @@ def test_a_corpus_is_a_source_too(tmp_path: Path, model: Path) -> None:
     done = tried(folder, model, *corpus, "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
-    assert list(facts["outcomes"]) == ["nothing", "all sources", "written", "read", "corpus"]
+    assert [*facts["outcomes"]][2:] == ["without written", "without read", "without corpus"]
     assert "corpus, the text of --corpus, raised M from " in facts["verdict"]
 
 
@@ -159,9 +158,5 @@ def test_the_verdict_says_what_is_so(without: float, expected: str) -> None:
     def outcome(mean: float) -> Outcome:
         return Outcome([Replayed("all", round(mean * 100), 100)])
 
-    outcomes: dict[str, Any] = {
-        "nothing": outcome(1.8),
-        "all sources": outcome(2.5),
-        "written": outcome(without),
-    }
-    assert expected in TranscriptTrial(4, 9, outcomes).verdict()
+    trial = TranscriptTrial(4, 9, outcome(1.8), outcome(2.5), {"written": outcome(without)})
+    assert expected in trial.verdict()
