@@ -15,7 +15,13 @@ from rest_store.datastore.validation import check_int, label
 from rest_store.drafting.batch import accept_all, draft_all
 from rest_store.drafting.draft_policy import Pauses
 from rest_store.drafting.output_document import OutputDocument
-from rest_store.drafting.remembering import RememberCounts, add_to, earlier, remember
+from rest_store.drafting.remembering import (
+    RememberCounts,
+    add_to,
+    are_groups_apart,
+    earlier,
+    remember,
+)
 from rest_store.drafting.session import DraftSession
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest
@@ -125,7 +131,8 @@ class RequestDrafter:
         except Exception as error:
             report(error)
             request = request._replace(group="", epoch=0)
-        if not request.group and request.grammar is not None:
+        apart = are_groups_apart(self._sources.target)
+        if not request.group and request.grammar is not None and not apart:
             request = request._replace(group=request.grammar.group)
         references = earlier(self._sources.target, request.group, report)
         try:
@@ -293,8 +300,14 @@ class RequestDrafter:
         if request.session is None and not request.is_given_up:
             try:
                 new = request.new
+                # Those who share a grammar are not one group of readers.
+                is_named = new.grammar is None or new.group != new.grammar.group
                 request.session = self._sources.session(
-                    request.text, new.references, new.grammar, new.prompt_length
+                    request.text,
+                    new.references,
+                    new.grammar,
+                    new.prompt_length,
+                    group=new.group if is_named else "",
                 )
             except Exception as error:
                 self.metrics.count_error("open", error)

@@ -116,8 +116,13 @@ class EngineSources:
                     )
                 from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
 
+                shared_after = None if is_remote(location) else settings.shared_after
                 return LiveDatastore.open(
-                    location, tokenizer=self._tokenizer, cache=settings.cache, **access
+                    location,
+                    tokenizer=self._tokenizer,
+                    shared_after=shared_after,
+                    cache=settings.cache,
+                    **access,
                 )
         from rest_store.service.client.startup import open_client  # loads gRPC
 
@@ -173,6 +178,7 @@ class EngineSources:
         references: Sequence[Any] = (),
         grammar: Grammar | None = None,
         prompt: int | None = None,
+        group: str = "",
     ) -> DraftSession:
         """Return a session for a request.
 
@@ -182,6 +188,7 @@ class EngineSources:
             grammar: that its output follows; left out where there are as many datastores as a
                 session takes.
             prompt: tokens of `text` that are no output; None: all are none.
+            group: of the request, as `DraftSession` takes it.
 
         Raises:
             RestStoreError: as `DraftSession`.
@@ -196,6 +203,7 @@ class EngineSources:
             calibration=self._calibration,
             tokenizer=self._identity,
             source_timeout=self._timeout,
+            group=group,
         )
         if begin < text.size:  # the grammar follows the output from its first token on
             session.accept(text[begin:])

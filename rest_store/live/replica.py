@@ -31,6 +31,7 @@ from rest_store.live.follower import Follower
 from rest_store.live.records import Changes, DocumentRecord, Removal, is_time
 from rest_store.live.retention import Retention, RetentionTable
 from rest_store.live.segments import Segments
+from rest_store.live.sharing import MAX_SHARED_AFTER
 from rest_store.live.upstream import Upstream
 from rest_store.live.writer import Writer
 
@@ -140,6 +141,7 @@ class Replica:
             self._directory,
             tokenizer,
             Retention(),
+            None,
             self._tokenizer_json,
             self.location,
             segments,
@@ -208,7 +210,11 @@ class Replica:
             self._require_order(changes, newest)
             self._require_documents(changes.added)
             self._head = changes.head
-            has_changes = changes.first <= changes.last or changes.first != newest + 1
+            has_changes = (
+                changes.first <= changes.last
+                or changes.first != newest + 1
+                or changes.shared_after != self.segments.shared_after
+            )
             if has_changes or changes.datastore_id != self._datastore_id:
                 writer.apply(changes)
                 self._datastore_id = changes.datastore_id
@@ -233,6 +239,7 @@ class Replica:
             and _is_ascending(first - 1, changes.added, last + 1)
             and _is_ascending(first - 1, changes.removed, last + 1)
             and all(0 < some.first <= some.last < some.number for some in changes.removed)
+            and 1 <= changes.shared_after <= MAX_SHARED_AFTER
         ):
             return
         raise ProtocolError(
