@@ -82,7 +82,8 @@ class Writes:
         require_few("ids", len(request.ids), self._limits.max_contexts)
         served = served.in_namespace(request.namespace)
         ids = list(request.ids)
-        if grant.groups is not None:
+        most = len(ids)
+        if grant.groups is not None:  # an id is one document in each of them
             ids = [id for group in sorted(grant.groups) for id in _stored_ids(ids, grant, group)]
 
         def write(live: Any) -> int:
@@ -91,7 +92,7 @@ class Writes:
 
         size = len(data) + _ITEM_BYTES * (1 + len(ids))
         deleted, sequence = await self._write(served, write, size)
-        return pb.DeleteResponse(deleted=deleted, sequence=sequence).SerializeToString()
+        return pb.DeleteResponse(deleted=min(deleted, most), sequence=sequence).SerializeToString()
 
     def _parsed(self, kind: type[W], data: bytes, grant: Grant) -> W:
         """Return the message of a call that may write; otherwise raise before it is parsed."""
