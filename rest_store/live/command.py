@@ -113,10 +113,10 @@ Examples:
 )
 @click.option(
     "--shared-after",
-    metavar="K",
+    metavar="N",
     type=click.IntRange(1, 64),
     show_default="as it was opened last",
-    help="Tell a group of what others wrote once K groups have written it.",
+    help="Tell a group of what others wrote once N groups have written it.",
 )
 @click.option("--group", metavar="NAME", default="", help="The group that the documents are of.")
 @corpus_options

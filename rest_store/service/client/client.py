@@ -132,6 +132,15 @@ class DatastoreClient:
         info = self.info() if requests is None else requests.info
         return info.tokenizer
 
+    @property
+    def shared_after(self) -> int:
+        """How many groups have to write what the datastores tell others; of several, the most.
+
+        2 as long as the service has not been described: nothing is known to be for everybody.
+        """
+        known = [one.requests.info for one in self._partitions.members if one.requests is not None]
+        return max((some.shared_after for info in known for some in info.datastores), default=2)
+
     def info(self, *, timeout: float = 10.0) -> ServiceInfo:
         """Ask for the description of the service and of the datastores that this client asks.
 

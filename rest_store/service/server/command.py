@@ -96,10 +96,10 @@ def _partition(text: str) -> Partition:
 )
 @click.option(
     "--live-shared-after",
-    metavar="K",
+    metavar="N",
     type=click.IntRange(1, 64),
     show_default="as they were opened last",
-    help="Tell a group of what others wrote in live datastores once K groups have written it.",
+    help="Tell a group of what others wrote in live datastores once N groups have written it.",
 )
 @click.option(
     "--listen",
