@@ -124,7 +124,7 @@ def test_the_attack_is_measured(tmp_path: Path) -> None:
 
     model = tiny_model("llama")
     recordings = []
-    for seed in range(6):
+    for seed in range(18):
         asked = prompts(1, seed=seed)
         output = model.generate(**asked, max_new_tokens=24, do_sample=False)[0]
         size = asked["input_ids"].shape[1]
@@ -137,8 +137,9 @@ def test_the_attack_is_measured(tmp_path: Path) -> None:
     for row in (everybody, shared):
         assert row["tokens_per_step"][two] > 2
         assert row["tokens_per_step"][nobody] < 2
-    assert everybody["guessing"][alone] == 1 > shared["guessing"][alone]
-    assert everybody["read_of_one_tenant"] > 20
+    assert everybody["guessing"][alone] == 1
+    assert shared["guessing"][alone] < 0.8
+    assert everybody["read_of_one_tenant"] > 100
     assert shared["read_of_one_tenant"] == 0
 
 
