@@ -56,7 +56,7 @@ class NativeKernel:
     """
 
     def __init__(
-        self, shards: list[ShardView], vocabulary_size: int, sharing: Sharing | None
+        self, shards: list[ShardView], vocabulary_size: int, sharing: Sharing | None = None
     ) -> None: ...
     def longest_suffix_match(self, suffix: Sequence[int], /) -> tuple[int, int]:
         """Return match length and count."""
@@ -103,7 +103,7 @@ class NativeEvidenceReader:
         vocabulary_size: int,
         is_live: bool,
         cache: SuffixCache,
-        sharing: Sharing | None,
+        sharing: Sharing | None = None,
     ) -> None: ...
 
 class NativeCalibration:

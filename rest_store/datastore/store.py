@@ -47,7 +47,8 @@ class Snapshot:
         cls, views: Sequence[ShardView], vocabulary_size: int, sharing: Sharing | None = None
     ) -> Snapshot:
         """Return the snapshot of `views`, at least one; ids are `0 .. vocabulary_size - 1`."""
-        kernel = native_kernel().NativeKernel(list(views), vocabulary_size, sharing)
+        more = () if sharing is None else (sharing,)
+        kernel = native_kernel().NativeKernel(list(views), vocabulary_size, *more)
         return cls(views, kernel, sharing)
 
     @classmethod

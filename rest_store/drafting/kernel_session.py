@@ -121,8 +121,9 @@ def reader_of(store: Store) -> NativeEvidenceReader:
     cache = _caches.get(owner)
     if cache is None:
         cache = _caches.setdefault(owner, native.SuffixCache(len(snapshot.views), store.is_live))
+    more = () if snapshot.sharing is None else (snapshot.sharing,)
     made = native.NativeEvidenceReader(
-        snapshot.views, store.vocabulary_size, store.is_live, cache, snapshot.sharing
+        snapshot.views, store.vocabulary_size, store.is_live, cache, *more
     )
     return _readers.setdefault(snapshot.kernel, made)
 

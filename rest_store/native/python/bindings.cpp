@@ -192,7 +192,7 @@ NB_MODULE(_kernel, module) {
   bind_sessions(module);
   nb::class_<NativeKernel>(module, "NativeKernel", nb::is_weak_referenceable())
       .def(nb::init<const nb::list&, std::uint32_t, std::shared_ptr<Sharing>>(), "shards"_a,
-           "vocabulary_size"_a, "sharing"_a.none())
+           "vocabulary_size"_a, "sharing"_a = nb::none())
       .def("longest_suffix_match", &NativeKernel::longest_suffix_match)
       .def("draft", &NativeKernel::draft)
       .def("count", &NativeKernel::count)

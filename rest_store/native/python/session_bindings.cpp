@@ -112,7 +112,7 @@ void bind_sessions(nb::module_& module) {
       .def(nb::init<const nb::list&, std::uint32_t, bool, std::shared_ptr<SuffixCache>,
                     std::shared_ptr<Sharing>>(),
            nb::arg("shards"), nb::arg("vocabulary_size"), nb::arg("is_live"), nb::arg("cache"),
-           nb::arg("sharing").none());
+           nb::arg("sharing") = nb::none());
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")
       .def(nb::init<>())
       .def(nb::init<const RecycledLogits&>())
