@@ -815,8 +815,6 @@ TABLES: dict[str, Callable[[], str]] = {
         rollouts_replayed,
         few_nodes,
         agents,
-        shared_memory,
-        attacked_memory,
         references,
         other_texts_in_memory,
         peers,

@@ -26,7 +26,7 @@ from rest_store.errors import (
 )
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.directory import is_live, make_directory
-from rest_store.live.encoder import document_labels
+from rest_store.live.encoder import document_labels, encode_documents
 from rest_store.live.follower import Follower
 from rest_store.live.records import Changes, DocumentRecord, Removal, is_time
 from rest_store.live.retention import Retention, RetentionTable
@@ -276,15 +276,27 @@ class Replica:
     ) -> AddedDocuments:
         """Add documents at the upstream, which validates them; return once they are visible here.
 
-        The arguments are those of `Writer.add`. The documents of each group and epoch are one call.
+        The arguments are those of `Writer.add`. The documents of each group and epoch are one call,
+        and so all of them are validated before the first.
         """
         if not documents:
             return AddedDocuments([], set())
         labels = document_labels(group, epoch, len(documents))
+        encode_documents(
+            documents,
+            ids,
+            namespace=namespace,
+            group=group,
+            epoch=epoch,
+            vocabulary_size=self.tokenizer.vocabulary_size,
+            max_tokens=None,
+        )
+        first_places = {id: place for place, id in reversed(list(enumerate(ids)))}
         new: set[str] = set()
         newest = 0
-        for own_group, own_epoch in dict.fromkeys(labels):
-            places = [place for place, own in enumerate(labels) if own == (own_group, own_epoch)]
+        for own in dict.fromkeys(labels[place] for place in sorted(first_places.values())):
+            own_group, own_epoch = own
+            places = [place for place in sorted(first_places.values()) if labels[place] == own]
             added, number = self._upstream.add(
                 [documents[place] for place in places],
                 [ids[place] for place in places],

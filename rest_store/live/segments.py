@@ -98,9 +98,9 @@ class Segments:
         """
         present = dict(self.by_namespace)
         snapshots = dict(self._snapshots)
-        of_readers = dict(self._of_readers)
         shared_after = self.shared_after
         is_shared_as_before = shared_after == self._published_shared_after
+        of_readers = dict(self._of_readers) if is_shared_as_before else {}
         for namespace, segments in changed.items():
             if tuple(segments) == present.get(namespace) and is_shared_as_before:
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from rest_store.drafting.session import DraftSession
@@ -13,8 +14,9 @@ from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.client.service_upstream import ServiceUpstream
 from rest_store.v1 import datastore_pb2 as pb
+from tests.service.test_server_security import bearer
 from tests.shared.live import until
-from tests.shared.services import PATIENCE, Service, running
+from tests.shared.services import PATIENCE, Service, reason_of, running
 from tests.shared.strategies import refused
 
 TOKENS = """
@@ -107,6 +109,11 @@ def test_a_token_that_is_limited_to_groups_reads_and_writes_as_these_alone(
         with DraftSession([bob], [20, 21], group="ann") as session:
             assert session.draft(4).tokens.size == 0
             assert "group is 'ann'" in next(iter(session.statistics.absent.values())).reason
+        document = pb.Document(tokens=bytes(4))
+        request = pb.AddRequest(datastore="chat", documents=[document], group="bob")
+        with service.stub() as stub, pytest.raises(grpc.RpcError) as caught:
+            stub.Add(request, metadata=bearer("bob"), timeout=PATIENCE)
+        assert reason_of(caught.value) == "DOCUMENT", "it has no id"
         # An id tells nothing of another group's document.
         assert bob.add([[30, 31]], ["id"]).added == ["id"]
         assert bob.delete(["other"]) == 0
@@ -132,7 +139,7 @@ def test_a_replica_shares_as_its_service_does(service: Service, tmp_path: Path) 
         with service.stub() as stub:
             description = stub.Describe(
                 pb.DescribeRequest(),
-                metadata=[("authorization", "Bearer ann")],
+                metadata=bearer("ann"),
                 timeout=PATIENCE,
             )
         assert [some.shared_after for some in description.datastores] == [0, 2]

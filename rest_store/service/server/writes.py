@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from rest_store.datastore.validation import document_ids
 from rest_store.errors import StorageError, WriterError
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.service.bearer_tokens import Grant
@@ -135,4 +136,5 @@ def _stored_ids(ids: Sequence[str], grant: Grant, group: str) -> list[str]:
     """
     if grant.groups is None:
         return list(ids)
+    document_ids("request", ids)  # the stored ones are never empty
     return [f"{len(group)}:{group}/{id}" for id in ids]
