@@ -185,11 +185,11 @@ def add(
             ids += added
             duplicates += len(added.duplicates)
         if not ids:
-            corpora[0].counts += counts
+            corpora[0].counts.add(counts)
             raise empty_corpora(corpora, without_tokens)
         described = store.info()
     for corpus in corpora:
-        counts += corpus.counts
+        counts.add(corpus.counts)
     if as_json:
         facts = {
             "path": str(directory),
