@@ -23,6 +23,7 @@ from rest_store.drafting.sources import PromptLookup
 
 # By name, the other recordings that a live datastore holds while one is replayed.
 OTHERS: dict[str, Order] = {"those before it": in_turn, "all of other tasks": among_others}
+AGAIN = "all outputs, the same one, too"
 LOGITS = "the recycled logits of all others, no live datastore"
 
 
@@ -47,6 +48,7 @@ class Variant(NamedTuple):
         columns: dict[str, Any] = {"nodes": self.max_nodes}
         if self.batch is not None:
             columns["batch"] = self.batch.sequences
+        if self.batch is not None or self.chains:
             columns["shape"] = "chain" if self.chains else "tree"
         return columns
 
@@ -98,6 +100,7 @@ def measure_known(
         known: Sequence[Recording],
         sources: Sequence[object],
         variant: Variant,
+        own_calibration: Calibration,
         references: Sequence[Tokens] = (),
     ) -> Outcome:
         own: list[object] = [PromptLookup()]
@@ -107,7 +110,7 @@ def measure_known(
         return replay(
             [recording],
             own,
-            calibration,
+            own_calibration,
             max_nodes=variant.max_nodes,
             share_logits=True,
             batch=variant.batch,
@@ -124,24 +127,28 @@ def measure_known(
         reads_all: bool = True,
     ) -> Outcome:
         outcomes = []
+        learning = calibration.copy()
         with new_live_datastore(cast(TokenizerIdentity, tokenizer)) as live:
             own = [*sources, live] if reads_all else sources
             for recording, known in order(recordings, live):
                 if id(recording) in reported_ids:
                     group = earlier(live, recording.key, _fail) if reads_group else ()
-                    outcomes.append(replay_one(recording, known, own, variant, group))
+                    outcome = replay_one(recording, known, own, variant, learning, group)
+                    outcomes.append(outcome)
         return Outcome.from_outcomes(outcomes)
 
     def without_history(sources: Sequence[object], variant: Variant) -> Outcome:
+        learning = calibration.copy()
         return Outcome.from_outcomes(
-            replay_one(recording, (), sources, variant) for recording in reported
+            replay_one(recording, (), sources, variant, learning) for recording in reported
         )
 
     def with_logits_of_others(sources: Sequence[object], variant: Variant) -> Outcome:
         outcomes = []
+        learning = calibration.copy()
         for recording in reported:
             others = [other for other in recordings if other is not recording]
-            outcomes.append(replay_one(recording, others, sources, variant))
+            outcomes.append(replay_one(recording, others, sources, variant, learning))
         return Outcome.from_outcomes(outcomes)
 
     def add(with_stores: bool, remembered: str, variant: Variant, outcome: Outcome) -> None:
