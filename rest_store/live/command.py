@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group, context_settings=SETTINGS)
 def live() -> None:
-    """Add to live datastores, delete from them, and freeze them.
+    """Add to live datastores, delete from them, and export them as frozen ones.
 
     A live datastore grows while it is queried. One process writes it. While a service or a script
     writes it, `add` and `delete` are refused, but `export` and `rest-store info` work.
@@ -160,11 +160,11 @@ def add(
             ids += added
             duplicates += len(added.duplicates)
         if not ids:
-            corpora[0].counts += counts
+            corpora[0].counts.add(counts)
             raise empty_corpora(corpora, without_tokens)
         described = store.info()
     for corpus in corpora:
-        counts += corpus.counts
+        counts.add(corpus.counts)
     if as_json:
         facts = {
             "path": str(directory),
