@@ -255,6 +255,24 @@ def memory() -> str:
     )
 
 
+def again() -> str:
+    """M where the replayed output itself is remembered, too."""
+    known = results("again_traces")["known"]
+    again = [row for row in known if row["remembered"].startswith("all outputs")]
+    budgets = sorted({row["nodes"] for row in again})
+    table_rows = []
+    for sources, datastores in (("memory alone", False), ("memory and corpora", True)):
+        for shape in ("tree", "chain"):
+            rows = [
+                row
+                for row in again
+                if row["datastores"] == datastores and row.get("shape", "tree") == shape
+            ]
+            means = [digits(find(rows, nodes=nodes)["M"]) for nodes in budgets]
+            table_rows.append([f"{sources}, {shape}s", *means])
+    return markdown(["sources", *(f"{nodes} nodes" for nodes in budgets)], table_rows)
+
+
 def draft_time() -> str:
     """The time of a draft."""
     figures = results("drafting")
@@ -776,6 +794,7 @@ TABLES: dict[str, Callable[[], str]] = {
         sources_alone,
         tokens_per_pass_by_nodes,
         memory,
+        again,
         draft_time,
         lag,
         live_times,

@@ -18,6 +18,8 @@ from rest_store.drafting.remembering import flush
 from rest_store.engines import request_drafter
 from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
+from rest_store.engines.scopes import Scope
+from rest_store.engines.sources import RequestSources
 from rest_store.live.namespace import Namespace
 from tests.shared.engine import (
     VOCABULARY,
@@ -224,7 +226,8 @@ def test_what_is_written_beyond_an_end_is_not_remembered(
 
     End tokens before that are part of its text.
     """
-    request = EngineRequest(NewRequest("a", [7, 7, 1], 2, **begun))
+    sources = RequestSources([], Scope(None), [0, 1, 2])
+    request = EngineRequest(NewRequest("a", [7, 7, 1], 2, **begun), sources)
     for step in ([2, 3, 9], [4, 5], [6, 9], [8]):
         request.extend(np.array(step, np.int32))
     document = request.document()
@@ -329,6 +332,7 @@ def test_a_service_that_brings_nothing_is_hardly_asked_and_the_rest_drafts_on(pl
         drafter = drafter_with(clock, datastores=[place])
         if service is not None:
             drafter._sources._sources.append(service)
+            drafter._sources._names_of.append(["slow"])
             drafter._sources.here = 0b1101
         request = Written(drafter, MODEL, "a", [5, 6])
         write([request], 100)
