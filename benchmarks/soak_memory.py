@@ -38,7 +38,6 @@ from rest_store.live.live_datastore import LiveDatastore
 
 WORDS = 4_000  # of which the files are made
 LINES = 40  # of a file
-ROUNDS = 2  # of builds and first additions
 BRANCHES = ("main", "other")
 ACTS = ("save",) * 20 + ("move", "move", "remove", "rename", "switch", "kill")
 
@@ -206,6 +205,13 @@ def resident(process: subprocess.Popen[bytes]) -> float:
     default=600.0,
     help="Seconds after which contents must be equal.",
 )
+@click.option(
+    "--rounds",
+    metavar="N",
+    type=click.IntRange(1),
+    default=2,
+    help="Builds and first additions, in turns.",
+)
 @click.option("--seed", metavar="N", type=int, default=0, help="Seed of the random changes.")
 @result_options
 def main(
@@ -214,12 +220,13 @@ def main(
     minutes: float,
     pause: float,
     patience: float,
+    rounds: int,
     seed: int,
     out: Destination,
 ) -> None:
     folder = Path(tempfile.mkdtemp(prefix="rest-store-soak-"))
     try:
-        results = soak(folder, tokenizer, files, minutes, pause, patience, seed)
+        results = soak(folder, tokenizer, files, minutes, pause, patience, rounds, seed)
     finally:
         shutil.rmtree(folder)
     parameters = click.get_current_context().params
@@ -233,6 +240,7 @@ def soak(
     minutes: float,
     pause: float,
     patience: float,
+    rounds: int,
     seed: int,
 ) -> dict[str, Any]:
     """Return the figures of a tree in `folder`; the other arguments are those of the command."""
@@ -243,9 +251,9 @@ def soak(
     build = [*run, "build", "--corpus", str(tree.top), "--tokenizer", tokenizer, "--workers", "1"]
     remember = [*run, "remember", str(tree.top), "--keep-secrets", "--tokenizer", tokenizer]
     ratios = []
-    for number in range(ROUNDS):
+    for number in range(rounds):
         built = timed([*build, "--out", str(folder / f"built-{number}")])
-        into = memory if number == ROUNDS - 1 else folder / f"memory-{number}"
+        into = memory if number == rounds - 1 else folder / f"memory-{number}"
         added = timed([*remember, "--into", str(into)])
         ratios.append([round(added[0] / built[0], 2), round(added[1] / built[1], 2)])
         click.echo(f"first addition beside a build: {ratios[-1][0]} of its time")
