@@ -22,6 +22,7 @@ from rest_store.drafting.remembering import (
     RememberCounts,
     RememberTarget,
     add_to,
+    are_groups_apart,
     earlier,
     remember,
 )
@@ -136,14 +137,15 @@ class RequestDrafter:
         except Exception as error:
             report(error)
             request = request._replace(group="", epoch=0)
-        if not request.group and request.grammar is not None:
-            request = request._replace(group=request.grammar.group)
         sources = self._sources.chosen(
             request.namespace,
             request.datastores,
             request.adapter,
             partial(self.metrics.count_error, "choices"),
         )
+        apart = are_groups_apart(sources.target)
+        if not request.group and request.grammar is not None and not apart:
+            request = request._replace(group=request.grammar.group)
         predicted: list[npt.NDArray[np.int32]] = []
         try:
             predicted = self._sources.encoded(request.references)
@@ -315,12 +317,15 @@ class RequestDrafter:
         if request.session is None and not request.is_given_up:
             try:
                 new = request.new
+                # Those who share a grammar are not one group of readers.
+                is_named = new.grammar is None or new.group != new.grammar.group
                 request.session = self._sources.session(
                     request.text,
                     new.references,
                     new.grammar,
                     request.prompt_length,
                     request.sources,
+                    group=new.group if is_named else "",
                 )
             except Exception as error:
                 self.metrics.count_error("open", error)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rest_store.datastore.validation import label
 from rest_store.drafting.sources import require_source_timeout
 from rest_store.errors import ArgumentError, DocumentError, describe
+from rest_store.live.sharing import MAX_SHARED_AFTER
 from rest_store.service.connection_options import Access
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ def _is_timeout(value: object) -> bool:
     return value is not None
 
 
+def _is_group_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= MAX_SHARED_AFTER
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """The settings of a drafter inside a serving engine.
@@ -63,6 +68,9 @@ class EngineSettings:
             object with a name for each, by which requests may choose some of them.
         remember: a live datastore that outputs are added to, and that is drafted from, too: a new
             or existing directory, or the location of one in a service; None: nothing is remembered.
+        shared_after: of `remember` where it is a directory: drafts tell the group of a request of
+            what other groups wrote once so many groups have written it, 1..64; None: as it was
+            opened last.
         namespace: of `remember`: outputs are added to it, and only its documents are drafted from.
         namespaces: others that a request may choose. What requests of one namespace have written is
             drafted for no request of another, from memory or from recycled logits.
@@ -91,12 +99,14 @@ class EngineSettings:
         ),
         "log_requests": (lambda value: isinstance(value, bool), "true or false"),
         "drafting": (lambda value: value in _DRAFTING, f"one of {', '.join(_DRAFTING)}"),
+        "shared_after": (_is_group_count, f"a whole number of 1..{MAX_SHARED_AFTER}"),
         "source_timeout": (_is_timeout, "seconds from 0 on"),
         "tls": (lambda value: isinstance(value, bool), "true or false"),
     }
 
     datastores: Sequence[str] | Mapping[str, str] = ()
     remember: str | None = None
+    shared_after: int | None = None
     namespace: str = ""
     namespaces: Sequence[str] = ()
     drafting: str = "local"

@@ -182,8 +182,13 @@ class EngineSources:
                     )
                 from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
 
+                shared_after = None if is_remote(location) else settings.shared_after
                 return LiveDatastore.open(
-                    location, tokenizer=self._tokenizer, cache=settings.cache, **access
+                    location,
+                    tokenizer=self._tokenizer,
+                    shared_after=shared_after,
+                    cache=settings.cache,
+                    **access,
                 )
         from rest_store.service.client.startup import open_client  # loads gRPC
 
@@ -306,6 +311,7 @@ class EngineSources:
         grammar: Grammar | None = None,
         prompt: int | None = None,
         chosen: RequestSources | None = None,
+        group: str = "",
     ) -> DraftSession:
         """Return a session for a request.
 
@@ -316,6 +322,7 @@ class EngineSources:
                 session takes.
             prompt: tokens of `text` that are no output; None: all are none.
             chosen: as `chosen` returns it; None: without a choice.
+            group: of the request, as `DraftSession` takes it.
 
         Raises:
             RestStoreError: as `DraftSession`.
@@ -334,6 +341,7 @@ class EngineSources:
             calibration=self._calibration,
             tokenizer=self._identity,
             source_timeout=self._settings.source_timeout,
+            group=group,
         )
         if begin < text.size:  # the grammar follows the output from its first token on
             session.accept(text[begin:])

@@ -114,18 +114,17 @@ class DraftSessions:
         Arguments as in `draft_all`, but for `depths`: how many tokens of each row can be accepted;
         0: it has ended. The `costs` of a batch are those of its widest tree (`batch_width`).
         """
-        sessions = {
-            row: one
-            for row, one in enumerate(self._sessions)
-            if one is not None and depths[row] > 0
-        }
+        sessions: dict[int, DraftSession] = {}
+        for row, session in enumerate(self._sessions):
+            if session is not None and depths[row] > 0:
+                sessions[row] = session
         trees = [EMPTY] * len(depths)
         self.counts.asked += len(sessions)
         self.waited = 0.0
         is_batch = costs is not None and len(sessions) > 1
         own_costs = None if is_batch else costs
         try:
-            drafted = draft_all(
+            session_trees = draft_all(
                 [*sessions.values()], max_nodes, own_costs, shape=shape, services=services
             )
         except Exception as error:
@@ -134,7 +133,7 @@ class DraftSessions:
             return trees
         self.waited = max((session.statistics.waited for session in sessions.values()), default=0.0)
         whole: dict[int, TokenTree] = {}
-        for row, tree in zip(sessions, drafted, strict=True):
+        for row, tree in zip(sessions, session_trees, strict=True):
             # Nothing of it is verified; the session goes on.
             if wrong := self._fault(tree, max_nodes):
                 self._drafted[row] = _Drafted(len(tree), np.arange(0))
@@ -145,7 +144,7 @@ class DraftSessions:
         if costs is not None and is_batch:
             width = batch_width([*whole.values()], costs[: 1 + max_nodes])
         for row, tree in whole.items():
-            nodes = best_nodes(tree, width) if shape == "tree" else likeliest_path(tree)[:width]
+            nodes = best_nodes(tree, width) if shape == "tree" else likeliest_nodes(tree)[:width]
             nodes = nodes[tree.depths[nodes] <= depths[row]]
             self._drafted[row] = _Drafted(len(tree), nodes)
             self.counts.empty += not nodes.size
@@ -166,17 +165,18 @@ class DraftSessions:
             return f"a token outside the model's 0..{self._vocabulary_size - 1}"
         return ""
 
-    def of_services(self, piece: Piece) -> int:
+    def count_by_services(self, piece: Piece) -> int:
         """Return how many of the accepted draft tokens would not have been without services."""
         number = 0
         for session, origins in zip(self._sessions, piece.origins, strict=True):
             if session is not None and (elsewhere := session.service_origins):
-                drafted = [origin for origin in origins if origin]
-                of_here = next(
-                    (index for index, origin in enumerate(drafted) if not origin & ~elsewhere),
-                    len(drafted),
-                )
-                number += len(drafted) - of_here
+                draft_origins = [origin for origin in origins if origin]
+                local_length = 0  # of the path that local sources drafted, too
+                for origin in draft_origins:
+                    if not origin & ~elsewhere:
+                        break
+                    local_length += 1
+                number += len(draft_origins) - local_length
         return number
 
     def accept(self, piece: Piece, top_tokens: TopTokens) -> None:
@@ -243,7 +243,7 @@ class DraftSessions:
         return {"top_k": likely, "node_top_k": of_nodes}
 
 
-def likeliest_path(tree: TokenTree) -> npt.NDArray[np.intp]:
+def likeliest_nodes(tree: TokenTree) -> npt.NDArray[np.intp]:
     """Return the nodes of the likeliest path of `tree`.
 
     A member of somebody else's may branch where a chain was requested.

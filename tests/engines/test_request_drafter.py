@@ -149,6 +149,20 @@ def test_requests_of_a_group_are_remembered_with_it_and_read_it_first(tmp_path: 
     drafter.close()
 
 
+def test_requests_draft_from_what_enough_groups_wrote(tmp_path: Path) -> None:
+    drafter, accepted = drafter_with(remember=str(tmp_path / "memory"), shared_after=2), []
+    memory = drafter._sources.target
+    for number, group in enumerate(["one", "two", "two", "three", ""]):
+        before = totals(drafter, "source_accepted_tokens").get("memory", 0)
+        write([request := Written(drafter, MODEL, f"{number}", [3, 4], group=group)], 12)
+        accepted.append(totals(drafter, "source_accepted_tokens").get("memory", 0) - before > 0)
+        drafter.finish([request.id])
+        assert flush(memory, None)
+    assert accepted == [False, False, True, True, True]
+    assert totals(drafter, "errors") == {}
+    drafter.close()
+
+
 def test_what_cannot_be_read_or_encoded_costs_its_references_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

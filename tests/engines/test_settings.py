@@ -36,7 +36,7 @@ def test_settings_are_read_as_json_has_them() -> None:
         (["a.ds"], "the object of settings is a list, expected {'datastores': [...]}"),
         (
             {"datastore": []},
-            "a key is 'datastore', expected one of datastores, remember, namespace, namespaces, ",
+            "a key is 'datastore', expected one of datastores, remember, shared_after, namespace,",
         ),
         ({"datastores": "a.ds"}, "datastores is 'a.ds', expected a list of strings, or an object"),
         ({"datastores": {"a": 3}}, "datastores is {'a': 3}, expected a list of strings, or"),
@@ -50,6 +50,8 @@ def test_settings_are_read_as_json_has_them() -> None:
         ({"source_timeout": None}, "source_timeout is None, expected seconds from 0 on"),
         ({"source_timeout": -1}, "source_timeout is -1, expected seconds from 0 on"),
         ({"drafting": "near"}, "drafting is 'near', expected one of local, remote"),
+        ({"shared_after": 0}, "shared_after is 0, expected a whole number of 1..64"),
+        ({"shared_after": True}, "shared_after is True, expected a whole number of 1..64"),
         ({"tls": 1}, "tls is 1, expected true or false"),
         ({"remember": ["x\n" * 100]}, "remember is ['x\\nx"),
     ],

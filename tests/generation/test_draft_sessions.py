@@ -23,7 +23,7 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import DraftingWarning
 from rest_store.generation import draft_sessions
 from rest_store.generation.cache import TreeKVCache
-from rest_store.generation.draft_sessions import EMPTY, likeliest_path, shortened
+from rest_store.generation.draft_sessions import EMPTY, likeliest_nodes, shortened
 from rest_store.generation.generator import Generator
 from rest_store.generation.loop import Generation
 from tests.shared.tiny import VOCABULARY, Drafted, drafted, prompts, right, tiny_model
@@ -262,11 +262,11 @@ def test_a_tree_is_cut_to_its_likeliest_path_where_a_chain_is_asked_for() -> Non
         scores=[0.3, 0.6, 0.1, 0.5, 0.2],
         origins=[1] * 5,
     )
-    assert likeliest_path(tree).tolist() == [1, 3]
-    chain = subtree(tree, likeliest_path(tree))
+    assert likeliest_nodes(tree).tolist() == [1, 3]
+    chain = subtree(tree, likeliest_nodes(tree))
     assert (chain.tokens.tolist(), chain.parents.tolist()) == ([6, 8], [-1, 0])
-    assert likeliest_path(chain).tolist() == [0, 1]
-    assert likeliest_path(EMPTY).tolist() == []
+    assert likeliest_nodes(chain).tolist() == [0, 1]
+    assert likeliest_nodes(EMPTY).tolist() == []
     assert shortened(chain, 1).tokens.tolist() == [6]
     assert shortened(chain, 2) is chain
     assert len(shortened(chain, 0)) == 0

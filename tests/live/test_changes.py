@@ -44,7 +44,7 @@ def test_additions_and_removals_share_one_count(live: LiveDatastore) -> None:
     assert later.first == 4
     assert [document.number for document in later.added] == [5]
     assert later.removed == changes.removed
-    assert live.changes(5, changes.datastore_id) == (changes.datastore_id, 6, 5, 5, [], [])
+    assert live.changes(5, changes.datastore_id) == (changes.datastore_id, 6, 5, 5, [], [], 1)
     assert live.changes(3, "another") == live.changes(6, changes.datastore_id) == changes, (
         "they begin with the first"
     )

@@ -300,6 +300,7 @@ class ServiceMember:
             )
         opening = self._message.open
         opening.selection.CopyFrom(requests.selection)
+        opening.selection.group = settings.group or opening.selection.group
         opening.tokens = tokens.astype("<i4").tobytes()
         opening.references.extend(reference.astype("<i4").tobytes() for reference in references)
         opening.prompt_lookup = settings.prompt_lookup
