@@ -475,6 +475,22 @@ def modelled_speed() -> str:
     return markdown(header, table_rows)
 
 
+def batches() -> str:
+    """Modelled speed of a batch by the choice of its draft tokens."""
+    rows = results("batches_llama31_8b")["rows"]
+    sizes = sorted({row["batch"] for row in rows})
+    table_rows = []
+    for label, padded in (("padded to the longest draft", True), ("not padded", False)):
+        for choice in ("2 nodes", "4 nodes", "8 nodes", "alone", "together"):
+            cells = [
+                digits(find(rows, batch=size, padded=padded, choice=choice)["modelled_speed"])
+                for size in sizes
+            ]
+            name = f"{choice} each" if choice.endswith("nodes") else choice
+            table_rows.append([label, name, *cells])
+    return markdown(["rows", "draft tokens", *(f"{size} rows" for size in sizes)], table_rows)
+
+
 def rollouts() -> str:
     """Tokens per pass and processor time of each epoch of a training run that samples."""
     runs = results("rollouts")
@@ -875,6 +891,7 @@ TABLES: dict[str, Callable[[], str]] = {
         service,
         service_at_once,
         modelled_speed,
+        batches,
         rollouts,
         rollouts_replayed,
         few_nodes,
