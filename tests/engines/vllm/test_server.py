@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,12 @@ class Server:
         own = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PROMETHEUS_MULTIPROC_DIR": str(figures)}
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **own}
+                command,
+                cwd=ROOT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **own},
+                start_new_session=True,
             )
         try:
             while self.process.poll() is None and self.get("/health") is None:
@@ -92,7 +98,9 @@ class Server:
         self.process.wait(PATIENCE)
 
     def kill(self) -> None:
-        self.process.kill()
+        """End it with the processes that it has started, which outlive it otherwise."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
 
 
