@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -169,13 +172,16 @@ def _in_a_process(work: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
         log = place / "log"
         command = [sys.executable, __file__, "--work", str(place / "work.json")]
         with log.open("w") as stream:
-            process = subprocess.Popen(command, stdout=stream, stderr=stream)
+            process = subprocess.Popen(
+                command, stdout=stream, stderr=stream, start_new_session=True
+            )
             try:
                 process.wait(seconds)
             except subprocess.TimeoutExpired:
                 return [*_cells(place), {"fault": "the time was over"}]
             finally:
-                process.kill()
+                with suppress(ProcessLookupError):  # an engine's own processes outlive it
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         cells = _cells(place)
         if process.returncode:
@@ -299,8 +305,6 @@ class _Sglang:
     """SGLang with one method of drafts."""
 
     def __init__(self, work: Mapping[str, Any]) -> None:
-        import os
-
         import sglang
         from transformers import AutoTokenizer
 
