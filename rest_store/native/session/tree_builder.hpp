@@ -128,6 +128,9 @@ class TreeBuilder {
     pushed_ = 0;
     expansions_ = 0;
     expansion_of_.clear();
+    path_of_.clear();
+    ends_ = 0;
+    verified_.assign(limits.verified.begin(), limits.verified.end());
     features_.clear();
     candidates_.clear();
     next_ = text().empty() ? kNowhere : kContext;
@@ -170,8 +173,11 @@ class TreeBuilder {
   void expand(DraftScratch& scratch) {
     const std::size_t first = candidates_.size();
     score_candidates(scratch);
-    if (limits_.shape == Shape::kTree) grow_tree(first);
-    else grow_chain(first);
+    switch (limits_.shape) {
+      case Shape::kTree: return grow_tree(first);
+      case Shape::kChain: return grow_chain(first);
+      case Shape::kLookahead: return grow_lookahead(first);
+    }
   }
 
   // Learn that `likely` are the most likely tokens after `node`, or after the first `length` tokens
@@ -201,7 +207,9 @@ class TreeBuilder {
           next = static_cast<std::int32_t>(child);
       on_tree = next >= 0;
       node = next;
-      depth += on_tree;
+      // Of a lookahead, the verified draft alone was accepted.
+      depth += on_tree && (limits_.shape != Shape::kLookahead ||
+                           (i < verified_.size() && tokens[i] == verified_[i]));
     }
     if (drafted) mean_accepted_ += kLatestShare * (static_cast<float>(depth) - mean_accepted_);
     forget();
@@ -221,6 +229,9 @@ class TreeBuilder {
 
  private:
   static constexpr std::int32_t kContext = -1, kNowhere = -2;  // instead of a node
+  static constexpr std::int32_t kOfVerified = -1;              // instead of the first node of a path
+  // The probability of a verified token that no source proposed.
+  static constexpr float kUnproposed = 0.3F;
   static constexpr float kLatestShare = 0.2F;  // of the latest step in the mean accepted length
 
   // A candidate that was scored.
@@ -236,6 +247,8 @@ class TreeBuilder {
   const DraftNode& node_at(std::int32_t node) const {
     return nodes_[static_cast<std::size_t>(node)];
   }
+
+  float score_of(std::int32_t node) const { return node < 0 ? 1 : node_at(node).score; }
 
   // The last tokens of the context and the path to `node`; valid until the next call.
   std::span<const Token> tail_of(std::int32_t node) {
@@ -263,10 +276,12 @@ class TreeBuilder {
       features.depth = static_cast<float>(parent.depth);
       features.score = parent.score;
       features.probability = parent.probability;
+      if (const std::int32_t first = path_of(next_); first >= 0) as_if_written(first, features);
       expansion_of_[static_cast<std::size_t>(next_)] = static_cast<std::int32_t>(expansions_);
     }
-    const bool is_wide = features.score >= kProbable && limits_.max_nodes > kSmallTree &&
-                         limits_.shape == Shape::kTree;
+    const float score = score_of(next_);
+    const bool is_wide = score >= kProbable && limits_.max_nodes > kSmallTree &&
+                         limits_.shape != Shape::kChain;
     CandidateTable& candidates = scratch.candidates;
     candidates.fill(sources, hit_rates_, features, lookup_, is_wide ? kCandidates : kLanes);
     const std::array<float, kCandidates> probabilities =
@@ -281,8 +296,16 @@ class TreeBuilder {
     for (const FilteredCandidate& candidate : filtered_)
       candidates_.push_back({static_cast<std::uint32_t>(expansions_), candidate.token,
                              candidate.origins, candidate.probability,
-                             features.score * candidate.probability, !is_filtered});
+                             score * candidate.probability, !is_filtered});
     ++expansions_;
+  }
+
+  // Change the features of the node that is expanded next to those that it will have once `first`,
+  // which is above it or is the same, has been written.
+  void as_if_written(std::int32_t first, NodeFeatures& features) const {
+    features.depth -= static_cast<float>(node_at(first).depth);
+    features.score /= node_at(first).score;
+    if (first == next_) features.probability = 1;
   }
 
   // Have the filter narrow the candidates of the node that is expanded next; return whether it
@@ -337,13 +360,79 @@ class TreeBuilder {
       end();
   }
 
+  // Push the candidates from `first` on, and take the best of all pushed so far. After the context
+  // and each node of the verified draft, that may be any; elsewhere the likeliest alone, since what
+  // is drafted next is a chain.
+  void grow_lookahead(std::size_t first) {
+    if (path_of(next_) < 0) {
+      propose_verified(first);
+      for (std::size_t i = first; i < candidates_.size(); ++i) push_ahead(i);
+    } else if (first < candidates_.size()) {
+      const auto likeliest = std::max_element(
+          candidates_.begin() + static_cast<std::ptrdiff_t>(first), candidates_.end(),
+          [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
+      push_ahead(static_cast<std::size_t>(likeliest - candidates_.begin()));
+      ++ends_;
+    }
+    while (nodes_.size() + ends_ < limits_.max_nodes && !frontier_.empty()) {
+      take_ahead(frontier_.pop());
+      const auto node = static_cast<std::int32_t>(nodes_.size()) - 1;
+      const std::int32_t path = path_of(node);
+      const std::uint32_t depth = node_at(node).depth;
+      if (depth == kMaxTreeDepth ||
+          (path >= 0 && depth - node_at(path).depth == limits_.length))
+        continue;
+      next_ = node;
+      return;
+    }
+    while (!frontier_.empty())  // of what was not expanded, only the ends of chains are drafts
+      if (const OpenCandidate last = frontier_.pop(); path_of(last.parent) >= 0) take_ahead(last);
+    end();
+  }
+
+  // Make sure that the token that is verified after the node that was expanded is among the
+  // candidates from `first` on.
+  void propose_verified(std::size_t first) {
+    const std::size_t depth = next_ == kContext ? 0 : node_at(next_).depth;
+    if (depth == verified_.size() || filter_ != nullptr) return;
+    for (std::size_t i = first; i < candidates_.size(); ++i)
+      if (candidates_[i].token == verified_[depth]) return;
+    candidates_.push_back({static_cast<std::uint32_t>(expansions_ - 1), verified_[depth], 0,
+                           kUnproposed, score_of(next_) * kUnproposed, false});
+  }
+
+  void push_ahead(std::size_t candidate) {
+    frontier_.push({candidates_[candidate].score, pushed_++, candidate, next_});
+  }
+
+  void take_ahead(const OpenCandidate& open) {
+    const std::int32_t path = path_of(open.parent);
+    take(open.candidate, open.parent);
+    const DraftNode& node = nodes_.back();
+    const bool is_verified = path < 0 && node.depth <= verified_.size() &&
+                             node.token == verified_[node.depth - 1];
+    const auto own = static_cast<std::int32_t>(nodes_.size()) - 1;
+    path_of_.push_back(path >= 0 ? path : is_verified ? kOfVerified : own);
+    if (path >= 0) --ends_;
+  }
+
+  // Of a lookahead, the first node of the path by which `node` leaves the verified draft;
+  // kOfVerified: it is of that draft, or the context. Of another draft always the latter.
+  std::int32_t path_of(std::int32_t node) const {
+    return node < 0 || limits_.shape != Shape::kLookahead
+               ? kOfVerified
+               : path_of_[static_cast<std::size_t>(node)];
+  }
+
   // The draft is complete.
   void end() {
     next_ = kNowhere;
     if (!limits_.costs.empty()) nodes_.resize(pruned_size(nodes_, limits_.costs));
     const std::vector<std::int32_t> expansion_of = expansion_of_;
     expansion_of_.resize(nodes_.size());
-    const std::vector<std::int32_t> moved_to = put_in_verification_order(nodes_);
+    const std::vector<std::int32_t> moved_to = limits_.shape == Shape::kLookahead
+                                                   ? put_in_path_order(nodes_)
+                                                   : put_in_verification_order(nodes_);
     for (std::size_t i = 0; i < nodes_.size(); ++i)
       expansion_of_[static_cast<std::size_t>(moved_to[i])] = expansion_of[i];
   }
@@ -396,6 +485,11 @@ class TreeBuilder {
   std::vector<SourceEvidence> source_evidence_;
   DraftOptions limits_{};
   std::int32_t next_ = kNowhere;  // the node that is expanded next
+  // Of a lookahead: the draft that is verified meanwhile, path_of() each node, and how many of the
+  // frontier continue a chain.
+  std::vector<Token> verified_;
+  std::vector<std::int32_t> path_of_;
+  std::size_t ends_ = 0;
   std::size_t expansions_ = 0;
   std::uint32_t pushed_ = 0;
   std::vector<Candidate> candidates_;        // the candidates of all expansions
