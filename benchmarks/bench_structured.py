@@ -5,9 +5,11 @@
     python benchmarks/bench_structured.py --model smollm2 --out structured.json
 
 Sixteen schemas have some requests each: eight of our own, and eight of public kinds, written down
-from their descriptions. The model writes each answer under its schema: plainly, and with each way
-of drafting, one after the other; one answer of each schema is sampled, too, with the same seed.
-Ways with a memory keep it from request to request. Times are those of the processor, on one thread.
+from their descriptions. Three are calls of tools, which are asked for and written in the format of
+SmolLM2's chats: the tools in the system's message, the calls between two tags. The model writes
+each answer under its schema: plainly, and with each way of drafting, one after the other; one
+answer of each schema is sampled, too, with the same seed. Ways with a memory keep it from request
+to request. Times are those of the processor, on one thread.
 
 - The first two ways of drafting are those without a grammar among the sources: a processor of the
   caller's masks the logits, token by token.
@@ -20,6 +22,7 @@ Ways with a memory keep it from request to request. Times are those of the proce
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +45,20 @@ from rest_store.generation import grammar_mask, loop
 from rest_store.generation.output import Piece
 
 Schema = dict[str, Any]
+
+# As the model card of SmolLM2 shows it: the system's message, and the form of the answer.
+TOOLS_MESSAGE = """You are an expert in composing functions. You are given a question and a set of \
+possible functions.
+Based on the question, you will need to make one or more function/tool calls to achieve the purpose.
+
+You have access to the following tools:
+<tools>{tools}</tools>
+
+The output MUST strictly adhere to the following format, and NO other text MUST be included.
+<tool_call>[
+{{"name": "func_name1", "arguments": {{"argument1": "value1", "argument2": "value2"}}}}
+]</tool_call>"""
+CALLS_GRAMMAR = 'start: "<tool_call>" calls "</tool_call>"\ncalls: %json {schema}\n'
 
 
 def record(**properties: Schema) -> Schema:
@@ -69,7 +86,12 @@ def list_of(item: Schema, least: int, most: int) -> Schema:
     return {"type": "array", "items": item, "minItems": least, "maxItems": most}
 
 
-# By name: the schema, and what is asked.
+def calls_of(names: Sequence[str], arguments: Schema) -> Schema:
+    """Return the schema of one or two calls of tools that take the same arguments."""
+    return list_of(record(name=one_of(*names), arguments=arguments), 1, 2)
+
+
+# By name: the schema, and the subjects of the requests.
 OWN_CASES: Mapping[str, tuple[Schema, list[str]]] = {
     "person": (
         record(first_name=TEXT, last_name=TEXT, age=WHOLE, occupation=TEXT, is_married=FLAG),
@@ -109,9 +131,9 @@ OWN_CASES: Mapping[str, tuple[Schema, list[str]]] = {
         ["fruit", "books", "garden tools", "office supplies"],
     ),
     "call of a weather tool": (
-        record(
-            name=one_of("get_current_weather", "get_weather_forecast"),
-            arguments=record(location=TEXT, unit=one_of("celsius", "fahrenheit")),
+        calls_of(
+            ["get_current_weather", "get_weather_forecast"],
+            record(location=TEXT, unit=one_of("celsius", "fahrenheit")),
         ),
         [
             "the weather in Rome now",
@@ -121,9 +143,9 @@ OWN_CASES: Mapping[str, tuple[Schema, list[str]]] = {
         ],
     ),
     "call of a calendar tool": (
-        record(
-            name=one_of("create_event", "delete_event"),
-            arguments=record(title=TEXT, day_of_month=WHOLE, duration_in_minutes=WHOLE),
+        calls_of(
+            ["create_event", "delete_event"],
+            record(title=TEXT, day_of_month=WHOLE, duration_in_minutes=WHOLE),
         ),
         [
             "lunch on the 5th",
@@ -212,19 +234,10 @@ PUBLIC_CASES: Mapping[str, tuple[Schema, list[str]]] = {
         record(type={"const": "about:blank"}, title=TEXT, status=WHOLE, detail=TEXT, instance=NAME),
         ["a page is not found", "no credit is left", "too many requests", "the server is down"],
     ),
-    "function call of a chat API": (
-        record(
-            tool_calls=list_of(
-                record(
-                    type={"const": "function"},
-                    function=record(
-                        name=one_of("search_flights", "search_hotels", "get_exchange_rate"),
-                        arguments=record(place=NAME, number_of_people=WHOLE, is_flexible=FLAG),
-                    ),
-                ),
-                1,
-                2,
-            )
+    "call of a travel tool": (
+        calls_of(
+            ["search_flights", "search_hotels", "get_exchange_rate"],
+            record(place=NAME, number_of_people=WHOLE, is_flexible=FLAG),
         ),
         ["a flight to Rome for two", "a hotel in Oslo", "how much is a dollar?", "a trip to Bali"],
     ),
@@ -251,6 +264,29 @@ PUBLIC_CASES: Mapping[str, tuple[Schema, list[str]]] = {
     ),
 }
 CASES: Mapping[str, tuple[Schema, list[str]]] = {**OWN_CASES, **PUBLIC_CASES}
+CALLS = ("call of a weather tool", "call of a calendar tool", "call of a travel tool")
+
+
+def form_of_output(name: str) -> dict[str, Any]:
+    """Return the form of the answers to a case, as an argument of `Generator.generate`."""
+    schema, _ = CASES[name]
+    if name not in CALLS:
+        return {"json_schema": schema}
+    return {"grammar": CALLS_GRAMMAR.format(schema=json.dumps(schema))}
+
+
+def messages(name: str, subject: str) -> list[dict[str, str]]:
+    """Return the chat that asks for one answer."""
+    if name not in CALLS:
+        return [{"role": "user", "content": f"Answer in JSON, as a {name}: {subject}"}]
+    call = CASES[name][0]["items"]["properties"]
+    tools = [
+        {"type": "function", "function": {"name": one, "parameters": call["arguments"]}}
+        for one in call["name"]["enum"]
+    ]
+    system = TOOLS_MESSAGE.format(tools=json.dumps(tools))
+    return [{"role": "system", "content": system}, {"role": "user", "content": subject}]
+
 
 LOOKUP_AND_LOGITS = "prompt lookup and recycled logits"
 KEPT_LOGITS = "the same, logits kept from request to request"
@@ -288,10 +324,10 @@ class Stopwatch:
 
 
 def requests(per_schema: int) -> Iterator[tuple[str, str]]:
-    """Yield the name of a schema and a request, schemas in turns."""
+    """Yield the name of a case and the subject of a request, cases in turns."""
     for number in range(per_schema):
         for name, (_, subjects) in CASES.items():
-            yield name, f"Answer in JSON, as a {name}: {subjects[number]}"
+            yield name, subjects[number]
 
 
 @dataclass
@@ -374,7 +410,7 @@ class Way:
     _kept: rest_store.Generator | None = None
 
     def write(
-        self, schema: Schema, inputs: Any, options: dict[str, Any], clock: Stopwatch
+        self, form: dict[str, Any], inputs: Any, options: dict[str, Any], clock: Stopwatch
     ) -> list[int]:
         """Write the answer to a request, count it, and return it."""
         generator = self._kept
@@ -385,21 +421,21 @@ class Way:
                 else [rest_store.PromptLookup(), rest_store.RecycledLogits()]
             )
             generator = self._kept = rest_store.Generator(self.model, self.tokenizer, sources)
-        asked: dict[str, Any] = {"grammar": generator.grammar(json_schema=schema)}
+        grammar = generator.grammar(**form)
+        assert grammar is not None
+        constraint: dict[str, Any] = {"grammar": grammar}
         if self.name in WITHOUT_GRAMMAR:
-            asked = {"logits_processor": [TokenMask(asked["grammar"])]}
+            constraint = {"logits_processor": [TokenMask(grammar)]}
         pieces: list[Piece] = []
         before = clock.seconds
         began = time.process_time()
         with masked_by_token(self.name == BY_TOKEN):
-            output = generator.generate(inputs, on_piece=pieces.append, **asked, **options)
+            output = generator.generate(inputs, on_piece=pieces.append, **constraint, **options)
         totals = self.totals
         totals.seconds += time.process_time() - began
         totals.grammar_seconds += clock.seconds - before
         totals.passes += output.statistics.forward_passes
         totals.tokens += output.statistics.tokens
-        grammar = generator.grammar(json_schema=schema)
-        assert grammar is not None
         totals.count_drafts(grammar, pieces)
         return output.tokens[0]
 
@@ -437,9 +473,16 @@ def masked_by_token(is_wanted: bool) -> Iterator[None]:
         vars(loop)["mask_trees"] = native
 
 
-def forced_passes(tokenizer: Any, schema: Schema, output: list[int]) -> int:
+def compiled(form: dict[str, Any], tokenizer: Any) -> rest_store.Grammar:
+    """Return the grammar of a form, new."""
+    if "grammar" in form:
+        return rest_store.Grammar(form["grammar"], tokenizer)
+    return rest_store.Grammar.from_json_schema(form["json_schema"], tokenizer)
+
+
+def forced_passes(tokenizer: Any, form: dict[str, Any], output: list[int]) -> int:
     """Return the passes for a text with the tokens that llguidance forces as drafts."""
-    grammar = rest_store.Grammar.from_json_schema(schema, tokenizer)
+    grammar = compiled(form, tokenizer)
     matcher = grammar.begin()
     assert isinstance(matcher, LlguidanceMatcher)
     position = 0
@@ -508,29 +551,29 @@ def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) ->
     forced = 0
     sampled = 0
     sampling = Way(MEMORY, model, tokenizer)  # its figures are not shown
-    asked = list(requests(per_schema))
-    for number, (name, text) in enumerate(asked):
-        schema = CASES[name][0]
+    todo = list(requests(per_schema))
+    for number, (name, subject) in enumerate(todo):
+        form = form_of_output(name)
         inputs = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
+            messages(name, subject),
             add_generation_prompt=True,
             return_tensors="pt",
             return_dict=True,
         )
         length = inputs["input_ids"].shape[1]
-        mask = rest_store.GrammarMask(rest_store.Grammar.from_json_schema(schema, tokenizer))
+        mask = rest_store.GrammarMask(compiled(form, tokenizer))
         options = {"do_sample": False, "max_new_tokens": max_new_tokens}
         began = time.process_time()
         plain = model.generate(**inputs, **options, logits_processor=[mask])
         plain_seconds += time.process_time() - began
         output = plain[0, length:].tolist()
         plain_tokens += len(output)
-        forced += forced_passes(tokenizer, schema, output)
+        forced += forced_passes(tokenizer, form, output)
         for way in ways:
-            way.totals.identical += way.write(schema, inputs, options, clock) == output
+            way.totals.identical += way.write(form, inputs, options, clock) == output
         if number < len(CASES):
             click.echo(f"{name}: {len(output)} tokens, {plain_seconds:.0f} s plain", err=True)
-            sampled += is_same_sampled(sampling, schema, inputs, max_new_tokens, clock)
+            sampled += is_same_sampled(sampling, form, inputs, max_new_tokens, clock)
     rows = [
         {"drafts": "none", "M": 1.0, "passes": plain_tokens, "tokens": plain_tokens, "speed": 1.0},
         {
@@ -539,13 +582,13 @@ def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) ->
             "passes": forced,
             "tokens": plain_tokens,
         },
-        *(way.figures(plain_seconds, plain_tokens, len(asked)) for way in ways),
+        *(way.figures(plain_seconds, plain_tokens, len(todo)) for way in ways),
     ]
     for row in rows:
         click.echo(", ".join(f"{name}: {value}" for name, value in row.items()))
     by_name = {row["drafts"]: row for row in rows}
     figures = {
-        "requests": len(asked),
+        "requests": len(todo),
         "schemas": len(CASES),
         "plain_seconds": round(plain_seconds, 2),
         "sampled identical": f"{sampled} of {len(CASES)}",
@@ -562,15 +605,15 @@ def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) ->
 
 
 def is_same_sampled(
-    way: Way, schema: Schema, inputs: Any, max_new_tokens: int, clock: Stopwatch
+    way: Way, form: dict[str, Any], inputs: Any, max_new_tokens: int, clock: Stopwatch
 ) -> bool:
     """Return whether a sampled text is that of plain generation with the same seed."""
     options = {"do_sample": True, "max_new_tokens": max_new_tokens}
-    mask = rest_store.GrammarMask(rest_store.Grammar.from_json_schema(schema, way.tokenizer))
+    mask = rest_store.GrammarMask(compiled(form, way.tokenizer))
     torch.manual_seed(7)
     plain = way.model.generate(**inputs, **options, logits_processor=[mask])
     torch.manual_seed(7)
-    drafted = way.write(schema, inputs, options, clock)
+    drafted = way.write(form, inputs, options, clock)
     return drafted == plain[0, inputs["input_ids"].shape[1] :].tolist()
 
 

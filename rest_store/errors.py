@@ -42,7 +42,7 @@
         `-- ResumeError                   no build to resume, or another one(ValueError)
 
 Each error also subclasses the builtin in brackets. Most validation errors read
-``{where}: {what} is {found}, expected {expected}`` (`describe`). A `DraftingWarning` reports a
+``{where}: {name} is {actual}, expected {expected}`` (`describe`). A `DraftingWarning` reports a
 fault that a generation survives. A `PromptWarning` reports a prompt that was probably meant
 otherwise.
 """
@@ -280,9 +280,9 @@ class PromptWarning(UserWarning):
     """
 
 
-def describe(where: object, what: str, found: object, expected: object) -> str:
-    """Return the message ``{where}: {what} is {found}, expected {expected}``."""
-    return f"{where}: {what} is {found}, expected {expected}"
+def describe(where: object, name: str, actual: object, expected: object) -> str:
+    """Return the message ``{where}: {name} is {actual}, expected {expected}``."""
+    return f"{where}: {name} is {actual}, expected {expected}"
 
 
 def error_text(error: BaseException) -> str:

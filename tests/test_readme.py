@@ -39,6 +39,11 @@ def test_make_targets_exist() -> None:
     assert {"demo", "test", "lint", "docs", "proto", "bench", "sanitize"} <= named <= targets
 
 
+def test_the_site_begins_with_the_program_of_the_readme() -> None:
+    [program] = [block for block in python_blocks(README) if "compare=True" in block]
+    assert program in python_blocks(PAGES["docs/index.md"])
+
+
 def test_the_test_command_of_ci_is_the_readmes() -> None:
     assert ["make", "test"] in commands(README, "make")
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()

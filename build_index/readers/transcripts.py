@@ -157,14 +157,14 @@ def _records(
             if not is_whole:
                 records.counts.leave_out(CUT_OFF, origin)
                 continue
-            found = f"not JSON ({error})"
-            malformed(records, CorpusFormatError(describe(origin, "record", found, "JSON")))
+            actual = f"not JSON ({error})"
+            malformed(records, CorpusFormatError(describe(origin, "record", actual, "JSON")))
             continue
         if isinstance(value, Mapping):
             yield value, origin
         else:
-            found = f"a {json_type(value)}"
-            malformed(records, CorpusFormatError(describe(origin, "record", found, "an object")))
+            actual = f"a {json_type(value)}"
+            malformed(records, CorpusFormatError(describe(origin, "record", actual, "an object")))
 
 
 def _read_openhands(

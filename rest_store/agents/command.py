@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @click.command(
     "remember",
     context_settings=SETTINGS,
-    epilog="""\\b
+    epilog="""\b
 Examples:
-  rest-store remember ~/.codex/sessions . --git 200 --into memory \\\\
+  rest-store remember ~/.codex/sessions . --git 200 --into memory \\
       --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct
   rest-store remember ~/.codex/sessions . --git 200 --into memory --follow""",
 )
@@ -73,6 +73,13 @@ Examples:
     default=True,
     help="In directories, skip the files that .gitignore and .git/info/exclude name.",
 )
+@click.option(
+    "--keep-versions",
+    metavar="N",
+    type=click.IntRange(1),
+    default=1,
+    help="Versions of each file that are kept, the present one counted.",
+)
 @click.option("--keep-secrets", is_flag=True, help="Keep lines that look like keys and tokens.")
 @json_option
 def remember(
@@ -82,6 +89,7 @@ def remember(
     chat_template: str | None,
     follow: bool,
     commits: int | None,
+    keep_versions: int,
     keep_secrets: bool,
     as_json: bool,
     **reading: Any,
@@ -98,7 +106,11 @@ def remember(
 
     with loading(f"memory {directory}"):
         memory = AgentMemory(
-            directory, tokenizer=tokenizer, chat_template=chat_template, keep_secrets=keep_secrets
+            directory,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            keep_secrets=keep_secrets,
+            keep_versions=keep_versions,
         )
     with memory:
         places = [memory.place(path, **reading) for path in paths]

@@ -24,7 +24,7 @@ from rest_store.extras import named_extras
 if TYPE_CHECKING:
     from watchfiles import Change
 
-_STEP = 50  # milliseconds without a change after which changes are handed over
+_STEP = 200  # milliseconds without a change after which changes are handed over; each is a wake
 _DEBOUNCE = 400  # milliseconds after which they are, in any case
 _WAIT = 2_000  # milliseconds after which a watcher looks whether it is to end
 _MANY = 1_000  # changes at once, from which on some may have been lost

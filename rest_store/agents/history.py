@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
-from rest_store.agents.memory import HISTORY, AgentMemory, Texts, name_of
+from rest_store.agents.memory import AgentMemory, Texts, name_of
 from rest_store.agents.record import Key
 from rest_store.errors import CorpusError, describe
+from rest_store.live.agent_memory import HISTORY
 
 _COMMITS_AT_ONCE = 32
 _SAFE = ("-c", "core.quotePath=off", "-c", "diff.noprefix=false", "-c", "diff.mnemonicPrefix=false")

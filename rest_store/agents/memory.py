@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from build_index.corpus import Corpus, open_corpus
 from build_index.corpus_spec import CorpusSpec
-from build_index.documents import READ, WRITTEN, CorpusCounts, CorpusFile, Document
+from build_index.documents import CorpusCounts, CorpusFile, Document
 from build_index.duplicates import content_digest
 from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.secrets import LEFT_OUT, text_without_secrets, without_secrets
@@ -27,12 +27,11 @@ from build_index.texts import read, written
 from build_index.tokenization import load_tokenizer
 from rest_store.agents.record import Key, Record
 from rest_store.errors import CorpusError, CorpusNotFoundError, TokenizerLoadError, describe
+from rest_store.live.agent_memory import FILES, NAMESPACES, READ, WRITTEN
 from rest_store.live.directory import is_live
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.loading.local_path import local_path
 
-FILES, HISTORY = "files", "history"
-NAMESPACES = (WRITTEN, READ, FILES, HISTORY)
 _BATCH_CHARACTERS = 1 << 21  # read before they are added
 _BATCH_FILES = 1 << 9
 _MAX_GROUP = 200  # characters of a session's name
@@ -80,6 +79,7 @@ class AgentMemory:
         chat_template: a file with a Jinja template, or its text; None: that of the tokenizer, or
             the one that the memory was begun with.
         keep_secrets: whether lines that look like secrets are kept.
+        keep_versions: versions of each file that are kept, the present one counted.
 
     Attributes:
         live: the datastore.
@@ -100,11 +100,13 @@ class AgentMemory:
         tokenizer: str | None = None,
         chat_template: str | None = None,
         keep_secrets: bool = False,
+        keep_versions: int = 1,
     ) -> None:
         self.counts = CorpusCounts()
         self.added = 0
         self.discarded = 0
         self._keep_secrets = keep_secrets
+        self._keep_versions = keep_versions
         self._target, settings = _tokenizer(directory, tokenizer, chat_template)
         self.live = LiveDatastore.open(directory, tokenizer=self._target)
         try:
@@ -277,7 +279,8 @@ class AgentMemory:
                     epoch=[new[key].order for key in some],
                 )
                 self.added += len(added.added)
-        self._record.replace({texts.name: texts.version for texts in batch}, keys)
+        versions = {texts.name: texts.version for texts in batch}
+        self._record.replace(versions, keys, keep=self._keep_versions)
 
     def _encoded(self, documents: Mapping[Key, Document]) -> dict[Key, Tokens]:
         """Return the tokens of documents, without those that have none or are refused."""

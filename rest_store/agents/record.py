@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rest_store.errors import StorageError
+from rest_store.live.agent_memory import RECORD_NAME
 from rest_store.live.database import transaction
 
-FILE_NAME = "remembered.sqlite"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, version TEXT NOT NULL) WITHOUT ROWID;
@@ -23,6 +23,10 @@ CREATE TABLE IF NOT EXISTS documents (
     path TEXT NOT NULL, namespace TEXT NOT NULL, id TEXT NOT NULL, is_stored INTEGER NOT NULL,
     PRIMARY KEY (path, namespace, id)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS of_id ON documents (namespace, id);
+CREATE TABLE IF NOT EXISTS earlier (
+    path TEXT NOT NULL, number INTEGER NOT NULL, namespace TEXT NOT NULL, id TEXT NOT NULL,
+    PRIMARY KEY (path, number, namespace, id)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS earlier_of_id ON earlier (namespace, id);
 CREATE TABLE IF NOT EXISTS discarded (
     namespace TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY (namespace, id)) WITHOUT ROWID;
 """
@@ -51,7 +55,7 @@ class Record:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / FILE_NAME
+        self._path = directory / RECORD_NAME
         with self._named_errors():
             self._database = sqlite3.connect(
                 self._path, isolation_level=None, check_same_thread=False
@@ -95,14 +99,18 @@ class Record:
                 "DELETE FROM discarded WHERE namespace = ? AND id = ?", [row[1:] for row in rows]
             )
 
-    def replace(self, versions: Mapping[str, str], new: Mapping[str, Iterable[Key]]) -> None:
+    def replace(
+        self, versions: Mapping[str, str], new: Mapping[str, Iterable[Key]], *, keep: int = 1
+    ) -> None:
         """Record that files have these versions, and that their documents are stored.
 
-        Documents that they had before, and that no other file has, are to be discarded.
+        Documents of versions that are not kept, and that no other file has, are to be discarded.
 
         Args:
             versions: by path; of a file that is gone: "".
             new: the documents of each, all of them.
+            keep: versions of each file that are kept, the new one counted; of a file that is gone
+                none is.
         """
         with self._transaction():
             for path, version in versions.items():
@@ -120,15 +128,50 @@ class Record:
                 self._database.executemany(
                     "UPDATE documents SET is_stored = 1 WHERE namespace = ? AND id = ?", [*keys]
                 )
+                outdated = self._outdated(path, before, keys, keep if version else 0)
                 self._database.executemany(
                     "INSERT OR IGNORE INTO discarded SELECT ?1, ?2 WHERE NOT EXISTS"
-                    " (SELECT 1 FROM documents WHERE namespace = ?1 AND id = ?2)",
-                    [*(before - keys)],
+                    " (SELECT 1 FROM documents WHERE namespace = ?1 AND id = ?2) AND NOT EXISTS"
+                    " (SELECT 1 FROM earlier WHERE namespace = ?1 AND id = ?2)",
+                    [*outdated],
                 )
                 if version:
                     self._database.execute("REPLACE INTO files VALUES (?, ?)", (path, version))
                 else:
                     self._database.execute("DELETE FROM files WHERE path = ?", (path,))
+
+    def _outdated(self, path: str, before: set[Key], keys: set[Key], keep: int) -> set[Key]:
+        """Record the earlier versions of a file; return the documents of those not kept.
+
+        Args:
+            path: of the file.
+            before: the documents that it had until now.
+            keys: the documents that it has from now on.
+            keep: versions that are kept, the new one counted; 0: the file is gone.
+        """
+        query = "SELECT number, namespace, id FROM earlier WHERE path = ? ORDER BY number"
+        rows = self._rows(query, path)
+        if keep <= 1 and not rows:
+            return before - keys
+        earlier: dict[int, set[Key]] = {}
+        for number, namespace, id in rows:
+            earlier.setdefault(number, set()).add(Key(namespace, id))
+        earlier[max(earlier, default=0) + 1] = before
+        known = set[Key]().union(*earlier.values())
+        # Newest first: a document of a newer version is none of an older one.
+        kept: dict[int, set[Key]] = {}
+        newer = set(keys)
+        for number in sorted(earlier, reverse=True):
+            own = earlier[number] - newer
+            if own and len(kept) < keep - 1:
+                kept[number] = own
+                newer |= own
+        self._database.execute("DELETE FROM earlier WHERE path = ?", (path,))
+        self._database.executemany(
+            "INSERT INTO earlier VALUES (?, ?, ?, ?)",
+            [(path, number, *key) for number, own in kept.items() for key in own],
+        )
+        return known - newer
 
     def discarded(self) -> dict[str, list[str]]:
         """Return the ids of the documents that are to be discarded, by namespace."""

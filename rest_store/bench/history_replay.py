@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from rest_store.bench.compaction import WHOLE, Context
 from rest_store.bench.cost_model import Batch
 from rest_store.bench.history import (
     Order,
@@ -61,6 +63,7 @@ def measure_known(
     orders: Mapping[str, Order],
     tokenizer: TokenizerIdentity | None,
     groups: bool = False,
+    contexts: Sequence[Context] = (WHOLE,),
     progress: Callable[[str], object] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """Replay recordings with and without datastores, with each kind of history.
@@ -78,11 +81,12 @@ def measure_known(
         tokenizer: the tokenizer of the recordings, for a live datastore; None: no `orders`.
         groups: whether to replay also with the history of the same task as references, as with a
             `group`, beside the whole history and instead of it.
+        contexts: the parts of its prompt that the session of a recording has, one after the other.
         progress: called with a line for each row.
 
     Returns:
         One row each: "datastores" (whether they are sources), "remembered" (the history), the
-        variant and the figures of `Outcome.as_json`.
+        variant, "context" if it has a name, and the figures of `Outcome.as_json`.
 
     Raises:
         ValueError: there are `orders` and no `tokenizer`.
@@ -98,27 +102,30 @@ def measure_known(
         known: Sequence[Recording],
         sources: Sequence[object],
         variant: Variant,
+        context: Context,
         references: Sequence[Tokens] = (),
     ) -> Outcome:
         own: list[object] = [PromptLookup()]
         if has_logits:
             own.append(learned_logits(known))
         own += sources
+        replayed, archive = context.of(recording)
         return replay(
-            [recording],
+            [replayed],
             own,
             calibration,
             max_nodes=variant.max_nodes,
             share_logits=True,
             batch=variant.batch,
             chains=variant.chains,
-            references=references,
+            references=[*references, *archive],
         )
 
     def with_history(
         order: Order,
         sources: Sequence[object],
         variant: Variant,
+        context: Context,
         *,
         reads_group: bool = False,
         reads_all: bool = True,
@@ -129,48 +136,50 @@ def measure_known(
             for recording, known in order(recordings, live):
                 if id(recording) in reported_ids:
                     group = earlier(live, recording.key, _fail) if reads_group else ()
-                    outcomes.append(replay_one(recording, known, own, variant, group))
+                    outcome = replay_one(recording, known, own, variant, context, group)
+                    outcomes.append(outcome)
         return Outcome.from_outcomes(outcomes)
 
-    def without_history(sources: Sequence[object], variant: Variant) -> Outcome:
+    def without_history(sources: Sequence[object], variant: Variant, context: Context) -> Outcome:
         return Outcome.from_outcomes(
-            replay_one(recording, (), sources, variant) for recording in reported
+            replay_one(recording, (), sources, variant, context) for recording in reported
         )
 
-    def with_logits_of_others(sources: Sequence[object], variant: Variant) -> Outcome:
+    def with_logits_of_others(
+        sources: Sequence[object], variant: Variant, context: Context
+    ) -> Outcome:
         outcomes = []
         for recording in reported:
             others = [other for other in recordings if other is not recording]
-            outcomes.append(replay_one(recording, others, sources, variant))
+            outcomes.append(replay_one(recording, others, sources, variant, context))
         return Outcome.from_outcomes(outcomes)
 
-    def add(with_stores: bool, remembered: str, variant: Variant, outcome: Outcome) -> None:
-        table_rows.append(
-            {
-                "datastores": with_stores,
-                "remembered": remembered,
-                **variant.columns,
-                **outcome.as_json(),
-            }
-        )
-        besides = "datastores" if with_stores else "no datastores"
-        progress(f"{besides}, remembered: {remembered}, {variant.name}: {outcome.summary()}")
+    def outcomes_by_history(
+        sources: Sequence[object], variant: Variant, context: Context
+    ) -> Iterator[tuple[str, Outcome]]:
+        yield "nothing", without_history(sources, variant, context)
+        if orders and has_logits:
+            yield LOGITS, with_logits_of_others(sources, variant, context)
+        for name, order in orders.items():
+            yield name, with_history(order, sources, variant, context)
+            if groups:
+                outcome = with_history(order, sources, variant, context, reads_group=True)
+                yield f"{name}, the same task first", outcome
+                outcome = with_history(
+                    order, sources, variant, context, reads_group=True, reads_all=False
+                )
+                yield f"{name}, the same task alone", outcome
 
-    for variant in variants:
+    for variant, context in itertools.product(variants, contexts):
+        columns = {**variant.columns, **context.columns}
+        drafting = ", ".join(filter(None, (variant.name, context.name)))
         for with_stores in (True, False) if stores else (False,):
             sources = list(stores.values()) if with_stores else []
-            add(with_stores, "nothing", variant, without_history(sources, variant))
-            if orders and has_logits:
-                add(with_stores, LOGITS, variant, with_logits_of_others(sources, variant))
-            for name, order in orders.items():
-                add(with_stores, name, variant, with_history(order, sources, variant))
-                if groups:
-                    outcome = with_history(order, sources, variant, reads_group=True)
-                    add(with_stores, f"{name}, the same task first", variant, outcome)
-                    outcome = with_history(
-                        order, sources, variant, reads_group=True, reads_all=False
-                    )
-                    add(with_stores, f"{name}, the same task alone", variant, outcome)
+            besides = "datastores" if with_stores else "no datastores"
+            for remembered, outcome in outcomes_by_history(sources, variant, context):
+                known = {"datastores": with_stores, "remembered": remembered}
+                table_rows.append({**known, **columns, **outcome.as_json()})
+                progress(f"{besides}, remembered: {remembered}, {drafting}: {outcome.summary()}")
     return table_rows
 
 

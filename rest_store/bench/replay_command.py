@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from rest_store.bench.baselines import PromptLookupRule, RestRule
+from rest_store.bench.compaction import WHOLE, compacted, contexts
 from rest_store.bench.cost_model import CostModel, make_batches
 from rest_store.bench.history import holding
 from rest_store.bench.history_replay import OTHERS, Variant, measure_known
@@ -78,6 +79,16 @@ _LOOKUP_NODES = 10  # of prompt lookup's rule
         " rest, and alone."
     ),
 )
+@click.option(
+    "--compact",
+    metavar="N",
+    type=click.IntRange(1),
+    help=(
+        "Replay also as after a compaction: with prompts cut to their first 1,500 and last N"
+        " tokens, and with these and an archive of the tokens that were cut. Prompts that are"
+        " shorter are left out."
+    ),
+)
 @json_schema_option("A JSON schema that each output satisfies: replay also with its grammar.")
 @cost_model_options
 @result_options
@@ -92,6 +103,7 @@ def replay_command(
     history: bool,
     history_from: tuple[Path, ...],
     groups: bool,
+    compact: int | None,
     json_schema: str | None,
     cost_model: Path | None,
     batches: tuple[int, ...],
@@ -109,6 +121,9 @@ def replay_command(
     recording, and families. In a replay every step drafts as many nodes as it may; generation cuts
     trees where another node costs more time than it saves, so its M is lower.
 
+    With --compact, prompts have lost their middle, as after a compaction of an agent's context. An
+    archive is a reference of the session: it is searched, and the model does not read it.
+
     With --json-schema, further rows have a grammar among the sources, which keeps from recording to
     recording the choices that it saw.
 
@@ -122,6 +137,12 @@ def replay_command(
     used = load_calibration(calibration)
     chosen = read_all(recordings, stores, tokenizer)[::every]
     reported = unfitted(chosen, used, "bench replay")
+    left_out = without(chosen, reported)
+    if compact is not None:
+        shorter = len(reported)
+        reported = compacted(reported, compact)
+        shorter -= len(reported)
+        left_out += f"; prompts too short to be cut: {shorter}"
     known = remembered(history_from, reported, stores, tokenizer)
     orders = {
         **(OTHERS if history else {}),
@@ -131,10 +152,10 @@ def replay_command(
     def show(drafting: str, nodes: int, outcome: Outcome) -> None:
         click.echo(f"{drafting}, {counted(nodes, 'node')}: {outcome.summary()}")
 
-    click.echo(f"{amount(reported)}{without(chosen, reported)}")
+    click.echo(f"{amount(reported)}{left_out}")
     click.echo("M, tokens per forward pass, and its 95% interval:")
     results: dict[str, Any] = {
-        "datastores": {name: store.info().token_count for name, store in stores.items()},
+        "datastores": {name: store.token_count for name, store in stores.items()},
         "reported": len(reported),
     }
     variants = [Variant(counted(nodes, "node"), nodes) for nodes in max_nodes]
@@ -183,7 +204,7 @@ def replay_command(
             "other_drafters": others,
             "beside": beside,
         }
-    if orders or model is not None:
+    if orders or model is not None or compact is not None:
         results["known"] = measure_known(
             chosen,
             reported,
@@ -193,6 +214,7 @@ def replay_command(
             orders=orders,
             tokenizer=identity,
             groups=groups,
+            contexts=[WHOLE] if compact is None else contexts(compact),
             progress=click.echo,
         )
     write_result(

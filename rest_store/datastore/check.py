@@ -69,15 +69,15 @@ def _check_tokenizer(store: Datastore) -> None:
         return
     try:
         with regular_file(path) as file:
-            found = hashlib.sha256(file.read()).hexdigest()
+            actual = hashlib.sha256(file.read()).hexdigest()
     except OSError as error:
         problem = f"unreadable ({error.strerror})"
         raise DatastoreFormatError(
             "missing file", describe(path, "file", problem, "a file that the manifest names")
         ) from None
-    if found != expected:
+    if actual != expected:
         raise DatastoreFormatError(
-            "checksum", describe(path, "SHA-256 of the content", found, expected)
+            "checksum", describe(path, "SHA-256 of the content", actual, expected)
         )
 
 
@@ -121,14 +121,14 @@ def _check_suffixes(shard: Shard, sort: Sort) -> None:
 
 
 def _require_equal(
-    suffixes: SuffixesFile, what: str, found: npt.NDArray[Any], expected: npt.NDArray[Any]
+    suffixes: SuffixesFile, what: str, actual: npt.NDArray[Any], expected: npt.NDArray[Any]
 ) -> None:
     """Raise DatastoreFormatError, which names the first difference, if two arrays differ."""
-    differing = np.flatnonzero(found != expected)
+    differing = np.flatnonzero(actual != expected)
     if differing.size:
         index = int(differing[0])
         where = f"{what} {index} of the suffix array"
         raise DatastoreFormatError(
             "suffix order",
-            describe(suffixes.path, where, int(found[index]), int(expected[index])),
+            describe(suffixes.path, where, int(actual[index]), int(expected[index])),
         )

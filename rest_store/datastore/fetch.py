@@ -182,10 +182,10 @@ def _content(reader: FileReader, name: str, max_size: int) -> bytes:
 
 def _tokenizer(expected: str, reader: FileReader) -> bytes:
     content = _content(reader, TOKENIZER_FILE_NAME, _MAX_TOKENIZER_BYTES)
-    found = hashlib.sha256(content).hexdigest()
-    if found != expected:
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != expected:
         raise FetchError(
-            describe(reader.location, f"SHA-256 of {TOKENIZER_FILE_NAME}", found, expected)
+            describe(reader.location, f"SHA-256 of {TOKENIZER_FILE_NAME}", actual, expected)
         )
     return content
 

@@ -168,10 +168,10 @@ def _sealed(magic: bytes, fields: bytes) -> bytes:
     return body + struct.pack("<I", zlib.crc32(body))
 
 
-def require(where: Path, what: str, found: object, holds: bool, expected: object) -> None:
+def require(where: Path, what: str, actual: object, holds: bool, expected: object) -> None:
     """Raise DatastoreFormatError unless `holds`."""
     if not holds:
-        raise DatastoreFormatError("header", describe(where, what, found, expected))
+        raise DatastoreFormatError("header", describe(where, what, actual, expected))
 
 
 def _require_consistent(raw: bytes, packed: bytes, where: Path) -> None:
@@ -185,8 +185,8 @@ def _require_consistent(raw: bytes, packed: bytes, where: Path) -> None:
 def _require_intact(raw: bytes, magic: bytes, where: Path) -> None:
     """Check the fields that all headers share, the most informative first."""
     if raw[: len(magic)] != magic:
-        found = _KINDS.get(raw[: len(magic)], "of another kind")
-        raise DatastoreFormatError("magic", describe(where, "file", found, _KINDS[magic]))
+        actual = _KINDS.get(raw[: len(magic)], "of another kind")
+        raise DatastoreFormatError("magic", describe(where, "file", actual, _KINDS[magic]))
     if len(raw) < HEADER_SIZE:
         raise DatastoreFormatError(
             "size", describe(where, "size", counted(len(raw), "byte"), f"at least {HEADER_SIZE}")

@@ -24,12 +24,12 @@ def native_kernel() -> Any:
     try:
         from rest_store import _kernel
     except ImportError as error:
-        found = f"missing ({error})"
+        actual = f"missing ({error})"
         expected = (
             "installed: install a wheel of rest-store, or a C++20 compiler, and install rest-store"
             " again"
         )
         raise NativeKernelError(
-            describe("rest-store", "the native kernel", found, expected)
+            describe("rest-store", "the native kernel", actual, expected)
         ) from None
     return _kernel

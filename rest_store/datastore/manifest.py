@@ -157,10 +157,10 @@ class Manifest:
             raise DatastoreFormatError(
                 "manifest", describe(where, "content", f"not JSON ({error})", "a JSON object")
             ) from None
-        found = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
-        if found != _FORMAT:
+        actual = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
+        if actual != _FORMAT:
             raise DatastoreFormatError(
-                "manifest", describe(where, "format", reprlib.repr(found), repr(_FORMAT))
+                "manifest", describe(where, "format", reprlib.repr(actual), repr(_FORMAT))
             )
         version = fields.get("format_version")
         if version != FORMAT_VERSION:
@@ -211,9 +211,9 @@ def _content(directory: Path) -> bytes:
                 describe(directory, "datastore", "a live one", expected)
             ) from None
         if directory.is_file():
-            found = "a file of one" if (directory.parent / FILE_NAME).is_file() else "a file"
+            actual = "a file of one" if (directory.parent / FILE_NAME).is_file() else "a file"
             raise DatastoreNotFoundError(
-                describe(directory, "datastore", found, "its directory")
+                describe(directory, "datastore", actual, "its directory")
             ) from None
         what = "no manifest.json in it" if directory.is_dir() else "no such directory"
         raise DatastoreNotFoundError(
@@ -251,6 +251,6 @@ def _shard(fields: object, where: object) -> ShardRecord:
 def _field(fields: dict[str, Any], name: str, kind: type, where: object) -> Any:
     value = fields.get(name)
     if not isinstance(value, kind):
-        found = "absent" if name not in fields else type(value).__name__
-        raise DatastoreFormatError("manifest", describe(where, name, found, kind.__name__))
+        actual = "absent" if name not in fields else type(value).__name__
+        raise DatastoreFormatError("manifest", describe(where, name, actual, kind.__name__))
     return value

@@ -86,20 +86,20 @@ class MappedFile:
 
     def require_checksum(self) -> None:
         """Raise DatastoreFormatError unless the payload has the checksum of the header."""
-        found = hashlib.sha256(self.payload.data)
+        actual = hashlib.sha256(self.payload.data)
         expected = self.header.sha256
-        if found.digest() != expected:
+        if actual.digest() != expected:
             raise DatastoreFormatError(
                 "checksum",
-                describe(self.path, "SHA-256 of the payload", found.hexdigest(), expected.hex()),
+                describe(self.path, "SHA-256 of the payload", actual.hexdigest(), expected.hex()),
             )
 
     def require_readable(self) -> None:
         """Raise DatastoreUnavailableError if zeros were read in place of an unreadable page."""
         if self.mapping.lost:
-            found = "unreadable (it was truncated, or its disk fails)"
+            actual = "unreadable (it was truncated, or its disk fails)"
             raise DatastoreUnavailableError(
-                describe(self.path, "a page of the file", found, "as it was opened")
+                describe(self.path, "a page of the file", actual, "as it was opened")
             )
 
     @property
@@ -137,9 +137,9 @@ def _map(path: Path) -> FileMapping:
             mapping: FileMapping = kernel.FileMapping(file.fileno(), size)
             return mapping
     except OSError as error:
-        found = f"unreadable ({error.strerror})"
+        actual = f"unreadable ({error.strerror})"
         if isinstance(error, FileNotFoundError):
-            found = "absent"
+            actual = "absent"
         raise DatastoreFormatError(
-            "missing file", describe(path, "file", found, "a file that the manifest names")
+            "missing file", describe(path, "file", actual, "a file that the manifest names")
         ) from None

@@ -61,9 +61,9 @@ class TokensWriter:
         """
         assert ids.size, "an empty document"
         if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary_size:
-            found = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
+            actual = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
             raise QueryError(
-                describe(self.path, "token id", found, f"0..{self.vocabulary_size - 1}")
+                describe(self.path, "token id", actual, f"0..{self.vocabulary_size - 1}")
             )
         for data in (encode_symbols(ids, self.vocabulary_size), self._separator):
             self._file.write(data)
@@ -236,10 +236,10 @@ class Shard:
         suffixes = SuffixesFile.open(directory / f"{name}.suffixes")
         where = suffixes.path
         if suffixes.header.tokens_sha256 != tokens.header.sha256:
-            found = suffixes.header.tokens_sha256.hex()
+            actual = suffixes.header.tokens_sha256.hex()
             expected = tokens.header.sha256.hex()
             raise DatastoreFormatError(
-                "mixed builds", describe(where, "checksum of its tokens", found, expected)
+                "mixed builds", describe(where, "checksum of its tokens", actual, expected)
             )
         bits = entry_bits(tokens.header.position_count)
         require(where, "entry bits", suffixes.header.bits, suffixes.header.bits == bits, bits)
@@ -280,9 +280,9 @@ class Shard:
 
     def require_vocabulary(self, vocabulary_size: int) -> None:
         """Raise DatastoreFormatError if the shard was not written for `vocabulary_size` ids."""
-        found = self.tokens.header.vocabulary_size
-        if found != vocabulary_size:
+        actual = self.tokens.header.vocabulary_size
+        if actual != vocabulary_size:
             raise DatastoreFormatError(
                 "mixed builds",
-                describe(self.tokens.path, "vocabulary size", found, vocabulary_size),
+                describe(self.tokens.path, "vocabulary size", actual, vocabulary_size),
             )

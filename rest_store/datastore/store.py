@@ -106,6 +106,16 @@ class Store(ABC):
         """Ids are `0 .. vocabulary_size - 1`."""
         return self.tokenizer.vocabulary_size
 
+    @property
+    def token_count(self) -> int:
+        """Tokens of the documents that queries read."""
+        return sum(view.entry_count for view in self.snapshot.views)
+
+    @property
+    def label(self) -> str:
+        """Its name for people: the path, and the namespace if it is one."""
+        return str(self.path)
+
     def require_readable(self) -> None:
         """Raise the error that every query would raise.
 

@@ -168,9 +168,9 @@ class TokenizerIdentity:
         """
         what = f"tokenizer '{other.name}'"
         if self.vocabulary_size != other.vocabulary_size:
-            found = f"one with a vocabulary of {other.vocabulary_size}"
+            actual = f"one with a vocabulary of {other.vocabulary_size}"
             expected = f"{self.vocabulary_size} as in '{self.name}'"
-            raise TokenizerMismatchError(describe(where, what, found, expected))
+            raise TokenizerMismatchError(describe(where, what, actual, expected))
         missing = self.added_tokens.items() - other.added_tokens.items()
         extra = other.added_tokens.items() - self.added_tokens.items()
         if missing or extra:
@@ -179,9 +179,9 @@ class TokenizerIdentity:
                 differences.append(f"without {_listed(missing)}")
             if extra:
                 differences.append(f"with {_listed(extra)}")
-            found = " and ".join(differences)
+            actual = " and ".join(differences)
             expected = f"the added tokens of '{self.name}'"
-            raise TokenizerMismatchError(describe(where, what, found, expected))
+            raise TokenizerMismatchError(describe(where, what, actual, expected))
         is_equal = self.fingerprint == other.fingerprint
         if (
             not is_equal
@@ -189,17 +189,17 @@ class TokenizerIdentity:
             and self.fingerprint not in other.equivalents
         ):
             differing = self._differences(other, where) or "vocabulary, merges or normalizer"
-            found = f"{other.fingerprint} ({differing} differ)"
+            actual = f"{other.fingerprint} ({differing} differ)"
             expected = f"{self.fingerprint} as of '{self.name}'; {_ADVICE}"
-            raise TokenizerMismatchError(describe(where, what, found, expected))
+            raise TokenizerMismatchError(describe(where, what, actual, expected))
         if None not in (self.encoding, other.encoding) and self.encoding != other.encoding:
             differing = self._differences(other, where) or "normalizer or pre-tokenizer"
-            found = (
+            actual = (
                 f"one that writes texts with other tokens of the same vocabulary ({differing}"
                 " differ)"
             )
             raise TokenizerMismatchError(
-                describe(where, what, found, f"the tokens of '{self.name}'; {_ADVICE}")
+                describe(where, what, actual, f"the tokens of '{self.name}'; {_ADVICE}")
             )
 
     def _differences(self, other: TokenizerIdentity, where: object) -> str:

@@ -208,10 +208,10 @@ class TokenTree:
         return f"TokenTree({counted(len(self), 'node')}, depth {depth}, match={tuple(self.match)})"
 
 
-def _require_size(what: str, found: int, expected: int) -> None:
+def _require_size(what: str, actual: int, expected: int) -> None:
     """Raise ArgumentError unless a column has as many elements as the tree has nodes."""
-    if found != expected:
-        raise ArgumentError(describe("draft tree", f"length of {what}", found, expected))
+    if actual != expected:
+        raise ArgumentError(describe("draft tree", f"length of {what}", actual, expected))
 
 
 def _numbers(
@@ -237,8 +237,8 @@ def _integers(
     array = _numbers(what, values, "iu", "1-D integers")
     limits = np.iinfo(dtype)
     if array.size and not limits.min <= int(array.min()) <= int(array.max()) <= limits.max:
-        found = int(array.min()) if int(array.min()) < limits.min else int(array.max())
+        actual = int(array.min()) if int(array.min()) < limits.min else int(array.max())
         raise ArgumentError(
-            describe("draft tree", f"one of {what}", found, f"{limits.min}..{limits.max}")
+            describe("draft tree", f"one of {what}", actual, f"{limits.min}..{limits.max}")
         )
     return array.astype(dtype)

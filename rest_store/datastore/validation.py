@@ -64,9 +64,9 @@ def batch(contexts: Contexts) -> list[IntSequence]:
     try:
         return list(contexts)
     except TypeError:
-        found = type(contexts).__name__
+        actual = type(contexts).__name__
         expected = "a sequence of contexts"
-        raise ContextTypeError(describe("query", "contexts", found, expected)) from None
+        raise ContextTypeError(describe("query", "contexts", actual, expected)) from None
 
 
 def check_int(
@@ -141,8 +141,8 @@ def document_tokens(
     if array.size == 0:
         raise DocumentError(describe("add", what, "empty", "at least one token"))
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        found = f"{array.ndim}-D {array.dtype}" if array.dtype != object else type(tokens).__name__
-        raise DocumentError(describe("add", what, found, expected))
+        actual = f"{array.ndim}-D {array.dtype}" if array.dtype != object else type(tokens).__name__
+        raise DocumentError(describe("add", what, actual, expected))
     for extreme in (int(array.min()), int(array.max())):
         if not 0 <= extreme < vocabulary_size:
             raise QueryError(
@@ -221,7 +221,7 @@ def _fault(context: object, size: int, vocabulary_size: int, what: str) -> Query
             return QueryError(
                 describe("query", f"token id in {what}", token, f"0..{vocabulary_size - 1}")
             )
-    found = f"{array.ndim}-D {array.dtype}"
+    actual = f"{array.ndim}-D {array.dtype}"
     if array.dtype == object:
-        found = f"a {type(context).__name__}"
-    return ContextTypeError(describe("query", what, found, "1-D integers"))
+        actual = f"a {type(context).__name__}"
+    return ContextTypeError(describe("query", what, actual, "1-D integers"))

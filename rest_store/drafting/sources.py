@@ -70,10 +70,10 @@ Source: TypeAlias = Store | PromptLookup | RecycledLogits | Grammar | MemberSour
 
 
 def source_names(sources: Iterable[object]) -> list[str]:
-    """Return a name for each source: the path of a datastore in this process, else its `str`."""
+    """Return a name for each source: the label of a datastore in this process, else its `str`."""
     names: list[str] = []
     for source in sources:
-        name = str(source.path if isinstance(source, Store) else source)
+        name = source.label if isinstance(source, Store) else str(source)
         names.append(f"{name} ({len(names) + 1})" if name in names else name)
     return names
 

@@ -30,6 +30,7 @@ from rest_store.errors import (
     TokenizerLoadError,
     describe,
 )
+from rest_store.live.agent_memory import sources_of
 from rest_store.live.open_store import open_store
 
 _CLIENT_SECONDS = 0.1  # of a step, which waits for `source_timeout` at most
@@ -77,28 +78,30 @@ class EngineSources:
         remember = None if settings.remember is None else _normal(settings.remember)
         if remember is not None:
             locations[remember] = None
-        sources: dict[str, Any] = {}
+        sources: dict[str, Any] = {}  # by their labels
+        target: Any = None
         with ExitStack() as stack:
             for location in locations:
-                sources[location] = self._open(location, settings, location == remember, log)
-                stack.callback(sources[location].close)
-            if remember is not None and settings.namespace and isinstance(sources[remember], Store):
-                sources[remember] = sources[remember].namespace(settings.namespace)
+                is_remembered = location == remember
+                opened = self._open(location, settings, is_remembered, log)
+                stack.callback(opened.close)
+                kinds = _kinds_of(opened, settings.namespace if is_remembered else "")
+                label = "memory" if is_remembered else location
+                for kind, source in kinds.items():
+                    sources[f"{label}/{kind}" if kind else label] = source
+                if is_remembered:
+                    target = kinds[""]
             self._sources = list(sources.values())
             require_sources(where, [*self._sources, PromptLookup()])
             self._require_same_tokenizers(vocabulary_size)
             self._stack = stack.pop_all()
-        self.labels = [
-            *("memory" if location == remember else location for location in locations),
-            "prompt",
-            "logits",
-        ]
+        self.labels = [*sources, "prompt", "logits"]
         elsewhere = [
             bit for bit, source in enumerate(self._sources) if not isinstance(source, Store)
         ]
         self.names = [*self.labels, "grammar"]
         self.here = sum(1 << bit for bit in range(len(self.names)) if bit not in elsewhere)
-        self.target: RememberTarget | None = None if remember is None else sources[remember]
+        self.target: RememberTarget | None = target
 
     def _open(
         self, location: str, settings: EngineSettings, is_remembered: bool, log: logging.Logger
@@ -206,6 +209,16 @@ class EngineSources:
         if self.target is not None:
             flush(self.target)
         self._stack.close()
+
+
+def _kinds_of(opened: Any, namespace: str) -> dict[str, Any]:
+    """Return what a datastore, a namespace of it or a client drafts from, by kind of text."""
+    if not isinstance(opened, Store):
+        return {"": opened}
+    if namespace:
+        live: Any = opened
+        return {"": live.namespace(namespace)}
+    return dict(sources_of(opened))
 
 
 def _normal(path: str) -> str:

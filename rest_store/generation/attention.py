@@ -103,12 +103,12 @@ def require_attention(model: Any) -> None:
     ):
         function = getattr(function, "func", function)  # of a partial, such as those for kernels
         if function not in same:
-            found = f"{getattr(function, '__qualname__', function)} (registered as {name!r})"
+            actual = f"{getattr(function, '__qualname__', function)} (registered as {name!r})"
             expected = (
                 "sdpa, eager, flash or flex attention of transformers, which a tree's can take the"
                 " place of"
             )
-            raise NotSupportedError(describe(type(model).__name__, f"the {what}", found, expected))
+            raise NotSupportedError(describe(type(model).__name__, f"the {what}", actual, expected))
 
 
 class TreeAttention:

@@ -27,7 +27,9 @@ from rest_store.command_options import (
     text_of_file,
 )
 from rest_store.datastore.locations import is_remote
+from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
+from rest_store.live.agent_memory import sources_of
 from rest_store.live.open_store import open_store
 from rest_store.service.connection_options import Access, access_options
 from rest_store.terminal import loading
@@ -126,7 +128,7 @@ Examples:
     is_flag=True,
     help=(
         "Copy float32 weights into the layout that this CPU is fastest with: above all for passes"
-        " over a tree."
+        " over a tree. Weights of another type become float32, unless --dtype names one."
     ),
 )
 @click.option(
@@ -193,6 +195,8 @@ def generate(
     target = remember if remember is None or is_remote(remember) else str(Path(remember))
     credentials = access.arguments()
     own_calibration = None if calibration is None else rest_store.Calibration.load(calibration)
+    if prepacked_weights and dtype == "auto":
+        dtype = "float32"  # the type of the weights that can be prepacked
     network, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     if chat and not tokenizer.chat_template:
         raise click.UsageError("the model's tokenizer has no chat template: leave out --chat")
@@ -217,6 +221,12 @@ def generate(
             stores[location] = context.with_resource(
                 open_store(location, tokenizer=identity, **credentials)
             )
+    sources: dict[str, Any] = {}
+    for location, store in stores.items():
+        name = _name(location, store, **credentials)
+        kinds = sources_of(store) if isinstance(store, Store) else {"": store}
+        for kind, source in kinds.items():
+            sources[f"{name}/{kind}" if kind else name] = source
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "do_sample": temperature is not None,
@@ -226,14 +236,12 @@ def generate(
     generator = Generator(
         network,
         tokenizer,
-        [*stores.values(), rest_store.PromptLookup(), rest_store.RecycledLogits()],
+        [*sources.values(), rest_store.PromptLookup(), rest_store.RecycledLogits()],
         max_nodes=max_nodes,
         remember=None if target is None else stores[target],
         calibration=own_calibration,
     )
-    generator.source_names[: len(stores)] = [
-        _name(location, store, **credentials) for location, store in stores.items()
-    ]
+    generator.source_names[: len(sources)] = sources
     # A mistake is said before anything is written.
     options["grammar"] = generator.grammar(json_schema=json_schema, regex=regex, grammar=grammar)
     printer = Printer(generator, options, seed=seed, compare=compare, as_json=as_json)

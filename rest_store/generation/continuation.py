@@ -72,9 +72,9 @@ def require_continuation(model: Any) -> None:
             _differences[model] = difference(model)
         except Exception as error:
             raise _refusal(model, f"not possible ({type(error).__name__}: {error})") from error
-    found, most = _differences[model], _ROUNDING.get(model.dtype, 0.2)
-    if not found <= most:  # nor not a number
-        rounding = f"logits differ by {found:.2g} of their spread, by rounding at most {most:.2g}"
+    actual, most = _differences[model], _ROUNDING.get(model.dtype, 0.2)
+    if not actual <= most:  # nor not a number
+        rounding = f"logits differ by {actual:.2g} of their spread, by rounding at most {most:.2g}"
         raise _refusal(model, f"something else ({rounding})")
 
 
@@ -84,10 +84,10 @@ def is_known(model: Any, families: Set[str] = EXACT) -> bool:
     return type(model).__module__.startswith("transformers.models.") and family in families
 
 
-def _refusal(model: Any, found: str) -> NotSupportedError:
+def _refusal(model: Any, actual: str) -> NotSupportedError:
     what = "reading several tokens behind its recurrent state"
     return NotSupportedError(
-        describe(type(model).__name__, what, found, "the same as reading them one by one")
+        describe(type(model).__name__, what, actual, "the same as reading them one by one")
     )
 
 

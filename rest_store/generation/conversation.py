@@ -37,9 +37,9 @@ def rendered(tokenizer: Any, messages: Sequence[Message]) -> str:
         raise ArgumentError(describe("generate", "the prompt", "messages of a chat", expected))
     for index, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
-            found = f"{', '.join(map(str, message)) or 'nothing'}"
+            actual = f"{', '.join(map(str, message)) or 'nothing'}"
             raise ArgumentError(
-                describe("generate", f"message {index}", found, "a role and a content")
+                describe("generate", f"message {index}", actual, "a role and a content")
             )
     continues = messages[-1]["role"] == "assistant"
     try:
@@ -50,9 +50,9 @@ def rendered(tokenizer: Any, messages: Sequence[Message]) -> str:
             continue_final_message=continues,
         )
     except Exception as error:  # a template is anybody's code
-        found = f"refused by the chat template ({first_line(error)})"
+        actual = f"refused by the chat template ({first_line(error)})"
         raise ArgumentError(
-            describe("generate", "the prompt", found, "messages as the model knows them")
+            describe("generate", "the prompt", actual, "messages as the model knows them")
         ) from error
     return str(text)
 
@@ -78,9 +78,9 @@ def tokenized(tokenizer: Any, text: str, *, special: bool = True) -> dict[str, A
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        found = f"not Unicode ({text[error.start]!a} at {error.start})"
+        actual = f"not Unicode ({text[error.start]!a} at {error.start})"
         raise ArgumentError(
-            describe("generate", "the prompt", found, "text that UTF-8 can hold")
+            describe("generate", "the prompt", actual, "text that UTF-8 can hold")
         ) from error
     inputs = tokenizer(
         text, add_special_tokens=special, return_token_type_ids=False, return_tensors="pt"

@@ -71,9 +71,9 @@ class DraftingOptions:
         label("generate", "a group", self.group)
         check_int("epoch", self.epoch, 2**62, minimum=0, where="generate")
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
-            found = f"a {type(self.calibration).__name__}"
+            actual = f"a {type(self.calibration).__name__}"
             expected = "a Calibration, such as Calibration.load(path)"
-            raise DataFileError(describe("generate", "calibration", found, expected))
+            raise DataFileError(describe("generate", "calibration", actual, expected))
         if self.acceptance not in ACCEPTANCES:
             expected = " or ".join(map(repr, ACCEPTANCES))
             raise ArgumentError(describe("generate", "acceptance", repr(self.acceptance), expected))

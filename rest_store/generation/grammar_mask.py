@@ -188,5 +188,5 @@ def _masked(scores: torch.Tensor, packed: _Bits) -> torch.Tensor:
     return scores.masked_fill(allowed == 0, -torch.inf)
 
 
-def _refusal(found: str, expected: str) -> NotSupportedError:
-    return NotSupportedError(describe("GrammarMask", "the grammar", found, expected))
+def _refusal(actual: str, expected: str) -> NotSupportedError:
+    return NotSupportedError(describe("GrammarMask", "the grammar", actual, expected))

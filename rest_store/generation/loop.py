@@ -371,8 +371,8 @@ class Generation:
                 step.
         """
         if streamer is not None and len(self._rows) != 1:
-            found = f"given for {len(self._rows)} rows"
-            raise NotSupportedError(describe("generate", "a streamer", found, "one row"))
+            actual = f"given for {len(self._rows)} rows"
+            raise NotSupportedError(describe("generate", "a streamer", actual, "one row"))
         with self:
             if streamer is not None and not has_prompt:
                 streamer.put(self._input_ids.cpu())

@@ -103,9 +103,9 @@ class Stream:
 
 def loop_not_run(name: str) -> NotSupportedError:
     """Return the error for a model whose `generate` ran no custom loop."""
-    found = "one that did not call its argument custom_generate"
+    actual = "one that did not call its argument custom_generate"
     expected = "that of transformers, or one that calls it"
-    return NotSupportedError(describe(name, "generate", found, expected))
+    return NotSupportedError(describe(name, "generate", actual, expected))
 
 
 class _Worker(threading.Thread):

@@ -100,5 +100,5 @@ def require_typical(sample: bool, processors: Sequence[Any]) -> None:
         )
     for processor in processors:
         if isinstance(processor, SynthIDTextWatermarkLogitsProcessor):
-            found = f"'typical' with {type(processor).__name__}, whose state follows every call"
-            raise NotSupportedError(describe("generate", "acceptance", found, "'exact'"))
+            actual = f"'typical' with {type(processor).__name__}, whose state follows every call"
+            raise NotSupportedError(describe("generate", "acceptance", actual, "'exact'"))

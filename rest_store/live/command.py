@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group, context_settings=SETTINGS)
 def live() -> None:
-    """Add to live datastores, delete from them, and freeze them.
+    """Add to live datastores, delete from them, and export them as frozen ones.
 
     A live datastore grows while it is queried. One process writes it. While a service or a script
     writes it, `add` and `delete` are refused, but `export` and `rest-store info` work.

@@ -70,6 +70,11 @@ class Namespace(Store):
         """
         return self.backend.segments.newest
 
+    @property
+    def label(self) -> str:
+        """Its name for people: the path, and the name of the namespace."""
+        return f"{self.path}/{self.name}" if self.name else str(self.path)
+
     def close(self) -> None:
         """Do nothing: the datastore stays open for its other namespaces."""
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.locations import is_remote
+from rest_store.datastore.store import Store
 from rest_store.errors import DatastoreFormatError, DeadlineError, ServiceUnavailableError
+from rest_store.live.agent_memory import sources_of
 from rest_store.live.directory import is_live
 
 if TYPE_CHECKING:
@@ -71,19 +73,21 @@ def _open_location(
         return Datastore.open(location, tokenizer=tokenizer, cache=cache, token=token, tls=tls)
 
 
-def open_datastores(paths: Sequence[Path]) -> dict[str, Datastore | LiveDatastore]:
+def open_datastores(paths: Sequence[Path]) -> dict[str, Store]:
     """Open several datastores, and return them by the names of their folders.
 
-    Datastores whose folders have the same name are returned by their paths.
+    Datastores whose folders have the same name are returned by their paths. An agent's memory is
+    returned as its kinds of text, such as "memory/written".
 
     Raises:
         TokenizerMismatchError: they were built with different tokenizers.
     """
     names = [path.resolve().name for path in paths]
-    stores: dict[str, Datastore | LiveDatastore] = {}
+    stores: dict[str, Store] = {}
     for name, path in zip(names, paths, strict=True):
-        is_unique = names.count(name) == 1
-        stores[name if is_unique else str(path)] = open_store(path)
+        label = name if names.count(name) == 1 else str(path)
+        for kind, source in sources_of(open_store(path)).items():
+            stores[f"{label}/{kind}" if kind else label] = source
     opened = list(stores.values())
     for store in opened[1:]:
         opened[0].tokenizer.require_same(store.tokenizer, store.path)

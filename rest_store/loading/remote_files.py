@@ -102,9 +102,9 @@ class RemoteFiles:
             if isinstance(error, FileNotFoundError):
                 failure = error.__cause__ or error
             if isinstance(failure, FileNotFoundError) or getattr(failure, "status", 0) == 404:
-                found, expected = f"without {name}", "complete"
+                actual, expected = f"without {name}", "complete"
                 raise DatastoreNotFoundError(
-                    describe(self.location, "datastore", found, expected)
+                    describe(self.location, "datastore", actual, expected)
                 ) from error
             reason = getattr(failure, "strerror", None) or first_line(failure)
             raise FetchError(f"{self.location}: {name} cannot be read ({reason})") from error

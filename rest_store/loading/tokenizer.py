@@ -202,9 +202,9 @@ def _serialized(tokenizer: object, name: str) -> LoadedTokenizer:
     except (
         Exception
     ) as error:  # of `tokenizers`, which has no class of its own: a part is written in Python
-        found = f"a {kind} without a tokenizer.json ({error})"
+        actual = f"a {kind} without a tokenizer.json ({error})"
         raise TokenizerLoadError(
-            describe(name, "tokenizer", found, "one that can be serialized")
+            describe(name, "tokenizer", actual, "one that can be serialized")
         ) from error
     named = getattr(tokenizer, "special_tokens_map", {})
     special = {key: str(token) for key, token in named.items() if isinstance(token, str)}

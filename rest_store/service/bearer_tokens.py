@@ -71,9 +71,9 @@ def grants_in(path: Path) -> list[Grant]:
     try:
         lines = [line.strip(" \t\r") for line in path.read_bytes().decode("utf-8").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
-        found = f"unreadable ({getattr(error, 'strerror', None) or error})"
+        actual = f"unreadable ({getattr(error, 'strerror', None) or error})"
         raise ServeError(
-            describe(path, "token file", found, "a file with one token a line, in UTF-8")
+            describe(path, "token file", actual, "a file with one token a line, in UTF-8")
         ) from None
     grants = []
     for number, line in enumerate(lines, 1):

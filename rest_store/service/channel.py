@@ -93,9 +93,9 @@ def target_groups(targets: Targets) -> list[list[str]]:
 def _addresses(partition: object) -> list[str]:
     endpoints = partition.split(",") if isinstance(partition, str) else partition
     if not isinstance(endpoints, list | tuple) or not endpoints:
-        found = "empty" if isinstance(endpoints, list | tuple) else f"a {type(endpoints).__name__}"
+        actual = "empty" if isinstance(endpoints, list | tuple) else f"a {type(endpoints).__name__}"
         raise ArgumentError(
-            describe("client", "targets", found, "an address, or addresses for each partition")
+            describe("client", "targets", actual, "an address, or addresses for each partition")
         )
     return [parse_target(endpoint) for endpoint in endpoints]
 
@@ -194,10 +194,10 @@ def read_certificates(
             context.load_verify_locations(cadata=authorities.decode("ascii", "backslashreplace"))
     except (ssl.SSLError, ValueError) as failure:
         where = ", ".join(str(path) for path in files if path is not None)
-        found = f"unusable ({getattr(failure, 'reason', None) or failure})"
+        actual = f"unusable ({getattr(failure, 'reason', None) or failure})"
         raise error(
             describe(
-                where, "certificate", found, "PEM files of a certificate and its unencrypted key"
+                where, "certificate", actual, "PEM files of a certificate and its unencrypted key"
             )
         ) from None
     return contents

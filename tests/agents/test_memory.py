@@ -11,9 +11,9 @@ import pytest
 from rest_store.agents import memory as memory_module
 from rest_store.agents.history import repository_of, sync_history
 from rest_store.agents.memory import AgentMemory
-from rest_store.agents.record import FILE_NAME
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import CorpusError, StorageError, TokenizerLoadError
+from rest_store.live.agent_memory import RECORD_NAME
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.agents import (
     QUESTION,
@@ -268,12 +268,12 @@ def test_an_address_is_refused(place, tokenizer):
 
 def test_a_damaged_record_is_named(tree, place, tokenizer):
     remember(place, tokenizer, tree).close()
-    for path in place.glob(f"{FILE_NAME}-*"):
+    for path in place.glob(f"{RECORD_NAME}-*"):
         path.unlink()
-    (place / FILE_NAME).write_bytes(b"no database" * 999)
-    with pytest.raises(StorageError, match=f"{FILE_NAME}: the record is unusable"):
+    (place / RECORD_NAME).write_bytes(b"no database" * 999)
+    with pytest.raises(StorageError, match=f"{RECORD_NAME}: the record is unusable"):
         open_memory(place, None)
-    (place / FILE_NAME).unlink()
+    (place / RECORD_NAME).unlink()
     with remember(place, tokenizer, tree) as memory:
         assert memory.added == 0
         assert texts_in(memory.live, "files") == tree_texts(tree)
@@ -301,3 +301,27 @@ def test_each_kind_of_text_is_a_source_of_a_session(tmp_path, tree, place, token
                 drafted = {*session.draft(max_nodes=16).tokens.tolist()}
             whole = encode(context + rest).tolist()
             assert whole[len(prompt)] in drafted
+
+
+def test_earlier_versions_of_a_file_are_kept_if_asked_for(tree, place, tokenizer):
+    def save(memory: AgentMemory, *texts: str) -> list[str]:
+        """Save a file with one text after the other; return what the memory holds of it."""
+        for text in texts:
+            (tree / "a.py").write_text(text)
+            memory.sync(memory.place(str(tree)))
+        memory.discard()
+        return [text for text in texts_in(memory.live, "files") if text.startswith("v = ")]
+
+    with open_memory(place, tokenizer, keep_versions=3) as memory:
+        assert save(memory, "v = 1\n") == ["v = 1\n"]
+        assert save(memory, "v = 2\n", "v = 3\n", "v = 4\n") == ["v = 2\n", "v = 3\n", "v = 4\n"]
+        assert save(memory, "v = 2\n") == ["v = 2\n", "v = 3\n", "v = 4\n"], "as it was before"
+        assert save(memory, "v = 5\n") == ["v = 2\n", "v = 4\n", "v = 5\n"]
+        (tree / "b.py").write_text("v = 4\n")
+    with open_memory(place, None, keep_versions=2) as memory:
+        assert save(memory, "v = 6\n") == ["v = 4\n", "v = 5\n", "v = 6\n"], "4 is another file's"
+        (tree / "a.py").unlink()
+        memory.sync(memory.place(str(tree)))
+        memory.discard()
+        held = [text for text in texts_in(memory.live, "files") if text.startswith("v = ")]
+        assert held == ["v = 4\n"], "no version of a file that is gone"

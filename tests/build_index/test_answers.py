@@ -10,11 +10,12 @@ from collections import Counter
 import pytest
 
 from build_index.chat_template import ChatTemplate
-from build_index.conversation_text import REASONING, ConversationWriter
+from build_index.conversation_text import ConversationWriter
 from build_index.documents import WRITTEN, CorpusCounts, Document
 from build_index.readers.conversations import parse_messages
 from build_index.target_tokenizer import PROMPT_TOKENS, TargetTokenizer
 from build_index.texts import texts_of
+from build_index.written_answers import REASONING
 from rest_store.drafting import output_document
 from tests.build_index.test_conversation_text import (
     ALWAYS_A_HEADER,

@@ -11,19 +11,14 @@ from typing import Any
 
 import pytest
 
-from build_index import conversation_text, slices
+from build_index import slices, written_answers
 from build_index.chat_template import ChatTemplate
 from build_index.cli import summary_text
-from build_index.conversation_text import (
-    CALLS,
-    REASONING,
-    TEXTS,
-    ConversationError,
-    ConversationWriter,
-)
+from build_index.conversation_text import ConversationError, ConversationWriter
 from build_index.documents import CorpusCounts, Document
 from build_index.readers.conversations import parse_messages
 from build_index.tokenization import load_tokenizer
+from build_index.written_answers import CALLS, REASONING, TEXTS
 from rest_store.datastore.manifest import Manifest
 from rest_store.errors import CorpusError
 from tests.shared.builds import build_quick, contents, run_build
@@ -387,7 +382,7 @@ def test_a_long_run_of_calls_is_not_rendered_call_by_call(template, monkeypatch)
     rendered = counted_renderings(monkeypatch)
     text, left_out = written(template, *turns)
     few = len(rendered)
-    monkeypatch.setattr(conversation_text, "_STABLE", 1 << 40)
+    monkeypatch.setattr(written_answers, "_STABLE", 1 << 40)
     assert written(template, *turns) == (text, left_out)
     assert few < 20 < 60 < len(rendered) - few
     assert [text.count(f'{{"step": {number}}}') for number in range(60)] == [1] * 60
@@ -402,7 +397,7 @@ def test_answers_that_differ_as_history_are_rendered_one_by_one():
 
 
 def test_beyond_an_effort_answers_are_stored_as_history_and_nothing_is_lost(monkeypatch):
-    monkeypatch.setattr(conversation_text, "_MAX_EFFORT", 50_000)
+    monkeypatch.setattr(written_answers, "_MAX_EFFORT", 50_000)
     turns = [
         turn
         for number in range(40)

@@ -33,6 +33,7 @@ from rest_store.errors import (
     TokenizerMismatchError,
     WriterError,
 )
+from rest_store.live.agent_memory import RECORD_NAME
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client import startup
 from tests.shared.clients import free_port
@@ -275,3 +276,23 @@ def test_malformed_references_are_left_out_and_counted(references: Any) -> None:
     assert len(drafter.draft([StepRequest("a", np.empty(0, np.int32), 4)])[0]) > 0
     assert drafter.metrics.totals()["errors", "references"] == 1
     drafter.close()
+
+
+def test_an_agents_memory_is_a_source_of_each_kind_of_text(tmp_path: Path) -> None:
+    memory = tmp_path / "m"
+    with LiveDatastore.open(memory, tokenizer=identity(VOCABULARY)) as live:
+        live.namespace("written").add([[1, 2, 3]])
+        live.namespace("history").add([[4, 5, 6]])
+        (memory / RECORD_NAME).touch()
+    made = opened(datastores=[str(memory)], tokenizer=identity(VOCABULARY))
+    assert made.labels == [f"{memory}/written", f"{memory}/history", "prompt", "logits"]
+    made.close()
+    made = opened(remember=str(memory), tokenizer=identity(VOCABULARY))
+    assert made.labels == ["memory/written", "memory/history", "memory", "prompt", "logits"]
+    assert made.target is made.stores[2]
+    with made.session(np.array([9, 1], np.int32)) as session:
+        assert session.draft(4).tokens.tolist() == [2, 3]
+    made.close()
+    made = opened(remember=str(memory), namespace="someone", tokenizer=identity(VOCABULARY))
+    assert made.labels == ["memory", "prompt", "logits"]
+    made.close()

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 import rest_store
@@ -158,6 +159,17 @@ def test_words_are_explained_where_they_first_stand() -> None:
     )
 
 
+def test_prepacked_weights_are_float32_unless_a_type_is_named(tmp_path: Path) -> None:
+    model = write_model(tmp_path)
+    load_model(str(model), dtype="bfloat16")[0].save_pretrained(model)
+    assert load_model(str(model))[0].dtype == torch.bfloat16
+    done = write(model, "--prompt", "for i", "--prepacked-weights")
+    assert done.exit_code == 0, done.output
+    done = write(model, "--prompt", "for i", "--prepacked-weights", "--dtype", "bfloat16")
+    assert done.exit_code == 1
+    assert "float32" in done.stderr.splitlines()[-1]
+
+
 def test_what_was_not_loaded_is_named(
     tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,3 +304,24 @@ def test_datastores_of_a_service_are_copied_here(
             until(lambda: replica.info().document_count == 1)
     again = write(speaking_model, *prompt, "--datastore", places[1])
     assert json.loads(again.stdout)["text"] == first["text"], "a replica opens without the service"
+
+
+def test_an_agents_memory_drafts_from_each_kind_of_text(
+    model_directory: Path, tmp_path: Path
+) -> None:
+    prompt = "for i in i in i in"
+    words = ["generate", "--model", str(model_directory), "--prompt", prompt]
+    words += ["--max-new-tokens", "12"]
+    plain = CliRunner().invoke(main, [*words, "--json"])
+    text = json.loads(plain.stdout)["text"]
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "notes.txt").write_text(prompt + text)
+    memory = tmp_path / "memory"
+    remember = ["remember", str(tmp_path / "tree"), "--into", str(memory)]
+    done = CliRunner().invoke(main, [*remember, "--tokenizer", str(model_directory)])
+    assert done.exit_code == 0, done.output
+    drafted = CliRunner().invoke(main, [*words, "--datastore", str(memory), "--json"])
+    assert drafted.exit_code == 0, drafted.output
+    facts = json.loads(drafted.stdout)
+    assert facts["text"] == text
+    assert f"{memory}/files" in facts["sources"]

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -25,7 +26,7 @@ def write_tokenizer(directory: Path) -> str:
     return str(path)
 
 
-def open_memory(directory: Path, tokenizer: str | None, **options: bool) -> AgentMemory:
+def open_memory(directory: Path, tokenizer: str | None, **options: Any) -> AgentMemory:
     return AgentMemory(directory, tokenizer=tokenizer, chat_template=CHATML, **options)
 
 

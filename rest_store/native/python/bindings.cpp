@@ -103,7 +103,7 @@ class NativeKernel {
   }
 
  private:
-  // Scratch for a query: what an earlier one has left, or new. The GIL guards it.
+  // Scratch for a query: that of an earlier query, or a new one. The GIL guards it.
   std::unique_ptr<Kernel::Scratch> take_scratch() {
     if (scratch_.empty()) return std::make_unique<Kernel::Scratch>();
     std::unique_ptr<Kernel::Scratch> taken = std::move(scratch_.back());
@@ -128,8 +128,8 @@ class NativeKernel {
 template <class Item>
 using Room = nb::ndarray<Item, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Sort the suffixes of symbols and pack them, with the GIL released for all of it; returns what
-// `sorter` does, the address of a ByteSorter.
+// Sort the suffixes of symbols and pack them, with the GIL released for all of it; returns the
+// result of `sorter`, the address of a ByteSorter.
 std::int32_t sort_suffixes(std::uintptr_t sorter, const Bytes& symbols, std::uint32_t width,
                            std::uint32_t bits, const Room<std::uint64_t>& keys,
                            const Room<std::uint8_t>& entries) {

@@ -13,17 +13,16 @@
 
 namespace rest_store {
 
-// Trees from bytes: the base, then the trees as they lie in memory. ValueError: what is wrong with
-// them.
+// Trees from bytes: the base, then the trees as they lie in memory. Damaged bytes raise ValueError.
 Gbdt gbdt_of(const nanobind::bytes& packed);
 
-// Trees as they were given, and as they are evaluated.
+// Trees as bytes, and in the layout that is evaluated.
 struct CalibrationTrees {
   nanobind::bytes frozen_gbdt, live_gbdt;
   FittedTrees fitted;
 };
 
-// Fitted trees and what was learnt online, shared by sessions. Thread-safe.
+// Fitted trees and weights learnt online, shared by sessions. Thread-safe.
 class NativeCalibration {
  public:
   // Empty `live`: there are none for live stores.

@@ -3,7 +3,7 @@
 //
 // Reading such a page raises SIGBUS, which ends the process. Here the rest of the mapping is
 // replaced by zeros instead, and the mapping records the loss: the kernel stays within bounds
-// whatever it reads, and the caller can see that the answer is invalid.
+// for any bytes, and the caller can see that the answer is invalid.
 #pragma once
 
 #include <signal.h>
@@ -62,7 +62,7 @@ class FileMapping {
   // Whether a page could not be read. It and the rest of the file now read as zeros.
   bool lost() const {
     std::atomic_thread_fence(
-        std::memory_order_acquire);  // what was read before may be zeros of another thread's loss
+        std::memory_order_acquire);  // earlier reads may be zeros of another thread's loss
     return range_->lost.load(std::memory_order_acquire);
   }
 
@@ -114,7 +114,7 @@ class FileMapping {
   // Install the handler, and again where another one has taken its place, as Ray's does, which ends
   // the process.
   static void install() {
-    first();  // what the handler uses must exist before it can be called
+    first();  // the handler's variables must exist before it can be called
     previous();
     page_size();
     const std::lock_guard lock(mutex());

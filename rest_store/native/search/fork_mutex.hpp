@@ -1,4 +1,4 @@
-// A mutex for what forked processes go on using.
+// A mutex for data that forked processes go on using.
 #pragma once
 
 #include <pthread.h>

@@ -113,9 +113,9 @@ class Matcher {
     }
 
     // Append the searches of the next round: for each length to try, one in each shard where it may
-    // occur. Most matches are short: until a length fails, lengths grow by half of what is known to
-    // occur; after that they divide the gap evenly. Returns the number of lengths; their groups
-    // count from `group` on.
+    // occur. Most matches are short: until a length fails, lengths grow by half of the longest
+    // known match; after that they divide the gap evenly. Returns the number of lengths; their
+    // groups count from `group` on.
     std::size_t plan(std::vector<Search>& searches, std::size_t group) {
       const std::vector<ShardView>& shards = *query.shards;
       const std::uint32_t gap = absent - present - 1;

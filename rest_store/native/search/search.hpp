@@ -134,7 +134,7 @@ void halve_together(std::span<Item> items, Done&& done, Step&& step) {
 }
 
 // Decide for each of `groups` patterns whether it occurs in any shard. As soon as one search of a
-// group has found an occurrence, the others of the group stop: their bounds hold, but `found` may
+// group finds an occurrence, the others of the group stop: their bounds hold, but `found` may
 // be false although the pattern occurs.
 inline void locate(std::span<Search> searches, std::size_t groups,
                    std::vector<std::uint8_t>& decided) {

@@ -1,5 +1,5 @@
-// Acceptance probabilities: what turns the features of one node's candidates into the probability
-// that each comes next. Gradient-boosted trees fitted offline give log odds; a few weights learnt
+// Acceptance probabilities: the features of one node's candidates become the probability that each
+// comes next. Gradient-boosted trees fitted offline give log odds; a few weights learnt
 // online are added to them.
 #pragma once
 

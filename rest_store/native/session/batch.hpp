@@ -24,8 +24,8 @@ inline std::size_t core_count() {
 }
 
 // Call `work(i)` for all i below `count`, on this thread and on as many others as there are cores.
-// Each thread has a copy of `work`, which may keep memory from call to call. Throws what one of the
-// calls threw.
+// Each thread has a copy of `work`, which may keep memory from call to call. Throws the exception
+// of one of the calls.
 template <class Work>
 void on_all_cores(std::size_t count, const Work& work) {
   std::atomic<std::size_t> next{0};
@@ -50,10 +50,10 @@ struct BatchDraft {
   DraftOptions limits;
 };
 
-// Build all drafts; each is what its builder alone builds. A thread takes several at a time, and
-// reads the evidence of all of them together: fewer would hide less of each other's latency, more
-// would leave cores without work. Builders may share readers and recycled logits, which are
-// thread-safe.
+// Build all drafts; each is the draft that its builder builds alone. A thread takes several at a
+// time, and reads the evidence of all of them together: fewer would hide less of each other's
+// latency, more would leave cores without work. Builders may share readers and recycled logits,
+// which are thread-safe.
 inline void build_all(std::span<const BatchDraft> drafts) {
   constexpr std::size_t kLeast = 4, kMost = 8;
   const std::size_t cores = core_count();

@@ -12,7 +12,7 @@ namespace rest_store {
 constexpr std::size_t kMaxStores =
     6;  // stores of one session: sources with counts, such as datastores
 
-// The tokens that any source proposes, and what a fixed rule makes of each: a hash table by token
+// The tokens that any source proposes, and the score of each by a fixed rule: a hash table by token
 // over columns.
 class CandidatePool {
  public:

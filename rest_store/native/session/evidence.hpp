@@ -84,7 +84,7 @@ class EvidenceReader {
     std::vector<MatchQuery> matches;
     std::vector<Match> longest;  // of each request, if it is of a root
 
-    // Make room for so many requests: searches point into what they fill.
+    // Make room for so many requests: searches point into the vectors that they fill.
     void clear(std::size_t requests) {
       clear_searches();
       queries.clear();
@@ -117,7 +117,7 @@ class EvidenceReader {
   EvidenceReader& operator=(const EvidenceReader&) = delete;
 
   std::uint32_t width() const { return shards_[0].width; }
-  bool live() const { return live_; }  // whether the datastore holds what the target model wrote
+  bool live() const { return live_; }  // whether the datastore holds text of the target model
 
   // A request for the evidence of the context that ends in `tail`: the context of `parent` and one
   // more token or, without a parent, the root of a tree.
@@ -144,7 +144,7 @@ class EvidenceReader {
   }
 
  private:
-  // Begin with all requests, and prefetch what the cache has of their short suffixes.
+  // Begin with all requests, and prefetch the cache's entries of their short suffixes.
   static void prefetch_cached_levels(std::span<const Request> requests, Scratch& scratch) {
     for (const Request& request : requests) {
       const EvidenceReader& reader = *request.reader;

@@ -20,7 +20,7 @@ struct OpenCandidate {
   std::int32_t parent;  // the node that it follows
 };
 
-// Heap order: the highest score on top, of equals what was pushed first.
+// Heap order: the highest score on top, of equals the one that was pushed first.
 struct LowerPriority {
   bool operator()(const OpenCandidate& a, const OpenCandidate& b) const {
     return a.score != b.score ? a.score < b.score : a.number > b.number;

@@ -30,7 +30,7 @@ class LikelyTokens {
   }  // of descending weight
   std::uint32_t times() const { return times_; }  // passes
 
-  // The weight of the i-th token, as a share of what it would be had it always been the likeliest.
+  // The weight of the i-th token, as a share of its weight had it always been the likeliest.
   float share(std::size_t i) const {
     return static_cast<float>(weights_[i]) /
            kWhole[std::min<std::size_t>(times_, kWhole.size() - 1)];

@@ -96,13 +96,13 @@ class PromptLookup {
       else out[i] = {occurrence_[end - 1], static_cast<std::uint32_t>(tokens_.size()) - end};
   }
 
-  // Prefetch what find() reads first.
+  // Prefetch the memory that find() reads first.
   void prefetch_for(std::span<const Token> tail) const {
     for (std::size_t i = 0; i < kOrders.size() && kOrders[i] <= tail.size(); ++i)
       tables_[i].prefetch_slot(tag_of(tail.last(kOrders[i])));
   }
 
-  // Find what follows occurrences of suffixes of `tail`: the last tokens of this text and, behind
+  // Find the continuations of suffixes of `tail`: the last tokens of this text and, behind
   // them, a path.
   void find(std::span<const Token> tail, PromptMatches& out) const {
     out.length = 0;

@@ -14,7 +14,7 @@
 
 namespace rest_store {
 
-// One suffix of the context: how often it occurs, where, and what follows.
+// One suffix of the context: its count, its places and its continuations.
 struct BackoffLevel {
   std::uint32_t length = 0;  // tokens; 0: no such level
   std::uint64_t count = 0;
@@ -31,8 +31,8 @@ struct BackoffLevel {
 // Has one slot for each suffix, and many suffixes for each slot. Thread-safe.
 class SuffixCache {
  public:
-  // `shards`: of the datastore. A live one has few slots: most of what they hold is soon out of
-  // date. So has one of many shards: a slot has an interval of each.
+  // `shards`: of the datastore. A live one has few slots: most of their contents are soon out
+  // of date. So has one of many shards: a slot has an interval of each.
   SuffixCache(std::size_t shards, bool live)
       : slots_(std::clamp<std::size_t>(kMemory / (sizeof(Slot) + shards * sizeof(Interval)), 1,
                                        live ? kFewSlots : kSlots)) {}
@@ -47,7 +47,7 @@ class SuffixCache {
     return (hash_of(suffix) >> 20) % slots_.size();
   }
 
-  // Prefetch what prefetch_slot() reads, and then what find() reads.
+  // Prefetch the memory that prefetch_slot() reads, and then that of find().
   void prefetch_index(std::size_t index) const {
     prefetch(reinterpret_cast<const std::uint8_t*>(&slots_[index]));
   }
@@ -58,7 +58,7 @@ class SuffixCache {
       prefetch(reinterpret_cast<const std::uint8_t*>(slot) + at);
   }
 
-  // Copy what `reader` has inserted for `suffix` into `level`; return whether it is still there.
+  // Copy the entry of `reader` for `suffix` into `level`; return whether it is still there.
   bool find(std::size_t index, const ShortSuffix& suffix, std::uint64_t reader,
             BackoffLevel& level) {
     const std::lock_guard lock(locks_[index % kLocks]);

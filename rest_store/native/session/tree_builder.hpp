@@ -1,11 +1,11 @@
 // Builds the draft trees of one generation: best-first over the candidates of all sources, by
-// acceptance probability. Learns from what the target model accepted.
+// acceptance probability. Learns from the tokens that the target model accepted.
 //
 // The context is the root of the tree, number -1. To expand a node, or the root, is to score the
 // candidates for the next token, which enter the frontier; the best one there becomes a node. So a
 // tree is built in turns of three calls: request() says which evidence of datastores is needed,
-// look_up() asks the session's own memory, and expand() scores all of it and chooses what is
-// expanded next. build() makes these turns for one builder, batch.hpp for several at once.
+// look_up() asks the session's own memory, and expand() scores all of it and chooses the node to
+// expand next. build() makes these turns for one builder, batch.hpp for several at once.
 #pragma once
 
 #include <memory>
@@ -80,7 +80,7 @@ class TreeBuilder {
     lookup_.end_prompt();
   }
 
-  // Stores are datastores; what is said of the others stays when one is added or removed.
+  // Stores are datastores; the statistics of the others stay when one is added or removed.
   void add_store(EvidenceReader& reader) {
     stores_.push_back(&reader);
     hit_rates_.stores.emplace_back();
@@ -138,7 +138,7 @@ class TreeBuilder {
 
   bool unfinished() const { return next_ != kNowhere; }
 
-  // Append the requests for what stores know of the next token after the node that is expanded
+  // Append the requests for the stores' evidence of the token after the node that is expanded
   // next.
   void request(std::vector<EvidenceReader::Request>& requests) {
     const std::span<const Token> tail = tail_of(next_);
@@ -478,7 +478,7 @@ class TreeBuilder {
   HitRates hit_rates_;
   float mean_accepted_ = 1;
 
-  // The tree and, of each expansion (the context's is the first), what the sources knew.
+  // The tree and, of each expansion (the context's is the first), the evidence of the sources.
   std::vector<DraftNode> nodes_;
   std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
   Frontier frontier_;

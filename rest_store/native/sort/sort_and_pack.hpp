@@ -1,4 +1,4 @@
-// From the symbols of a shard to what its suffixes file holds (FORMAT.md, section 3).
+// From the symbols of a shard to the contents of its suffixes file (FORMAT.md, section 3).
 #pragma once
 
 #include <cstring>
@@ -62,8 +62,8 @@ inline void pack_suffixes(std::span<const std::int32_t> order,
 using ByteSorter = std::int32_t (*)(const std::uint8_t*, std::int32_t*, std::int32_t);
 
 // Sort the suffixes of `symbols`, which end with a tail of eight bytes, by `sorter`, and pack them
-// as pack_suffixes() does. Returns what `sorter` does. Throws std::out_of_range if the sizes are
-// not those of these symbols, std::bad_alloc if there is not enough memory.
+// as pack_suffixes() does. Returns the result of `sorter`. Throws std::out_of_range if the sizes
+// are not those of these symbols, std::bad_alloc if there is not enough memory.
 inline std::int32_t sort_and_pack(ByteSorter sorter, std::span<const std::uint8_t> symbols,
                                   std::uint32_t width, std::uint32_t bits,
                                   std::span<std::uint64_t> keys, std::span<std::uint8_t> entries) {

@@ -120,8 +120,8 @@ class Drafter {
     std::uint64_t count;
   };
 
-  // A child that may have enough occurrences: pieces first .. last - 1 of those found, whose
-  // boundaries are searched.
+  // A child that may have enough occurrences: pieces first .. last - 1, whose boundaries are
+  // searched.
   struct Candidate {
     std::uint32_t parent;
     Token token;

@@ -143,10 +143,10 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
         if message.built:
             built = datetime.fromtimestamp(message.built, timezone.utc)
     except (DatastoreFormatError, ValueError, OverflowError, OSError) as error:
-        found = f"not valid ({error})"
+        actual = f"not valid ({error})"
         expected = "a name, a tokenizer and a time"
         raise ProtocolError(
-            describe(target, "description of a datastore", found, expected)
+            describe(target, "description of a datastore", actual, expected)
         ) from None
     partition = None
     if message.HasField("partition"):
@@ -234,10 +234,10 @@ def require_one_build(infos: Sequence[ServiceInfo], total: int) -> None:
     are_distinct = len(partitions) == served
     if len(builds) == 1 and are_distinct and are_of_total:
         return
-    found = ", ".join(f"{info.target} ({', '.join(map(str, info.datastores))})" for info in infos)
+    actual = ", ".join(f"{info.target} ({', '.join(map(str, info.datastores))})" for info in infos)
     raise DatastoreFormatError(
         "partitions",
-        describe("client", "set of datastores", found, f"{total} partitions of one build"),
+        describe("client", "set of datastores", actual, f"{total} partitions of one build"),
     )
 
 

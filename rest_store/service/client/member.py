@@ -293,9 +293,9 @@ class ServiceMember:
         size = len(tokens) + sum(1 + len(reference) for reference in references)
         max_size = requests.info.limits["max_session_tokens"]
         if size > max_size:
-            found = f"{size} tokens long"
+            actual = f"{size} tokens long"
             raise MessageSizeError(
-                describe(target, "text of the session", found, f"at most {max_size} tokens")
+                describe(target, "text of the session", actual, f"at most {max_size} tokens")
             )
         opening = self._next.open
         opening.selection.CopyFrom(requests.selection)

@@ -56,9 +56,9 @@ def parse(kind: type[M], data: bytes, target: str) -> M:
         return kind.FromString(data)
     except (DecodeError, TypeError) as error:
         # `data` is None, which is a TypeError, if a peer says OK without a message.
-        found = "no message" if data is None else f"{len(data)} malformed bytes ({error})"
+        actual = "no message" if data is None else f"{len(data)} malformed bytes ({error})"
         raise ProtocolError(
-            describe(target, kind.__name__, found, "a message of a datastore service")
+            describe(target, kind.__name__, actual, "a message of a datastore service")
         ) from None
 
 
@@ -245,7 +245,7 @@ class Requests:
         datastores = self.info.datastores
         live = [datastore.name for datastore in datastores if datastore.is_live]
         if name is not None:
-            found = ascii(name)
+            actual = ascii(name)
         elif len(live) == 1:
             return live[0]
         elif len(datastores) == 1:
@@ -254,7 +254,7 @@ class Requests:
                 "live", describe(self.info.target, what, "frozen", "a live one")
             )
         else:
-            found = f"not named, and {len(live)} are live"
+            actual = f"not named, and {len(live)} are live"
         raise UnknownDatastoreError(
-            describe("client", "datastore to write to", found, "the name of a live one")
+            describe("client", "datastore to write to", actual, "the name of a live one")
         )

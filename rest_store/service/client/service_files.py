@@ -79,6 +79,6 @@ class ServiceFiles:
 
 def require_checksum(data: bytes, expected: int, what: str) -> None:
     """Raise ProtocolError unless `data` has the checksum of the data that was sent."""
-    found = zlib.crc32(data)
-    if found != expected:
-        raise ProtocolError(describe(what, "checksum", f"{found:08x}", f"{expected:08x}"))
+    actual = zlib.crc32(data)
+    if actual != expected:
+        raise ProtocolError(describe(what, "checksum", f"{actual:08x}", f"{expected:08x}"))

@@ -51,14 +51,14 @@ def _require_match(match: SuffixMatch, size: int, max_suffix: int, target: str) 
     occurs = match.count > 0
     if match.length <= max_suffix and is_match == occurs and (is_match or size == 0):
         return
-    found = ", ".join(
+    actual = ", ".join(
         (
             counted(match.length, "token"),
             counted(match.count, "occurrence"),
             counted(size, "node"),
         )
     )
-    raise _invalid(target, "match", found, f"at most {max_suffix} tokens that occur")
+    raise _invalid(target, "match", actual, f"at most {max_suffix} tokens that occur")
 
 
 def read_session_tree(
@@ -117,8 +117,8 @@ def _valid_depths(nodes: bytes, vocabulary_size: int, max_nodes: int, target: st
     return depths
 
 
-def _invalid(target: str, what: str, found: str, expected: str) -> ProtocolError:
-    return ProtocolError(describe(target, f"{what} of a draft tree", found, expected))
+def _invalid(target: str, what: str, actual: str, expected: str) -> ProtocolError:
+    return ProtocolError(describe(target, f"{what} of a draft tree", actual, expected))
 
 
 def sum_trees(trees: Sequence[TokenTree], max_nodes: int) -> TokenTree:

@@ -140,9 +140,9 @@ class Catalog:
     ) -> None:
         _require_names([name for name, _ in (*built, *live)])
         if partition is not None and live:
-            found = f"live datastore {live[0][0]!r}"
+            actual = f"live datastore {live[0][0]!r}"
             raise ServeError(
-                describe("service", found, "one to serve in partitions", "a built one")
+                describe("service", actual, "one to serve in partitions", "a built one")
             )
         self._served = {
             name: HostedDatastore(name, Datastore.open(path, partition=partition))
@@ -189,10 +189,10 @@ class Catalog:
                 name = names[0]
         served = self._named(name, fingerprint)
         if served.store.is_live != live:
-            found = "live" if served.store.is_live else "frozen"
+            actual = "live" if served.store.is_live else "frozen"
             expected = "a live one" if live else "a frozen one"
             raise DatastoreFormatError(
-                "live", describe("request", f"datastore {name!r}", found, expected)
+                "live", describe("request", f"datastore {name!r}", actual, expected)
             )
         return served
 
@@ -232,9 +232,11 @@ class Catalog:
                 describe("request", "name of a datastore", reprlib.repr(name), expected)
             )
         if fingerprint not in ("", served.fingerprint):
-            found = reprlib.repr(fingerprint)
+            actual = reprlib.repr(fingerprint)
             raise TokenizerMismatchError(
-                describe(f"datastore {name!r}", "the client's tokenizer", found, served.fingerprint)
+                describe(
+                    f"datastore {name!r}", "the client's tokenizer", actual, served.fingerprint
+                )
             )
         return served
 
@@ -283,7 +285,7 @@ def _require_names(names: Sequence[str]) -> None:
             expected = "text in UTF-8: give NAME=DIR"
             raise ServeError(describe("service", "name of a datastore", ascii(name), expected))
         if number > 1:
-            found = f"{number} times {name!r}"
+            actual = f"{number} times {name!r}"
             raise ServeError(
-                describe("service", "name of a datastore", found, "distinct ones: give NAME=DIR")
+                describe("service", "name of a datastore", actual, "distinct ones: give NAME=DIR")
             )

@@ -51,9 +51,9 @@ def parse(kind: type[M], data: bytes) -> M:
     try:
         return kind.FromString(data)
     except DecodeError:
-        found = f"{len(data)} malformed bytes"
+        actual = f"{len(data)} malformed bytes"
         raise ContextTypeError(
-            describe("request", "message", found, f"a {kind.DESCRIPTOR.name}")
+            describe("request", "message", actual, f"a {kind.DESCRIPTOR.name}")
         ) from None
 
 
@@ -66,8 +66,8 @@ def require_few(what: str, number: int, maximum: int) -> None:
 def parse_document(message: pb.Document, number: int) -> Tokens:
     """Return the tokens of a document to add; raise DocumentError if they are not whole."""
     if len(message.tokens) % 4:
-        found = f"{len(message.tokens)} bytes"
-        raise DocumentError(describe("add", f"document {number}", found, "tokens of 4 bytes each"))
+        actual = f"{len(message.tokens)} bytes"
+        raise DocumentError(describe("add", f"document {number}", actual, "tokens of 4 bytes each"))
     return np.frombuffer(message.tokens, np.int32)
 
 

@@ -256,9 +256,9 @@ def _require_secure(options: ServeOptions, has_tokens: bool) -> None:
 def _require_local(address: Address, missing: Sequence[str], expected: str) -> None:
     """Raise ServeError if an address is public, although its protection is `missing`."""
     if not address.is_local:
-        found = f"public, without {' and '.join(missing)}"
+        actual = f"public, without {' and '.join(missing)}"
         raise ServeError(
-            describe("service", f"address {address.text}", found, f"{expected}, or --insecure")
+            describe("service", f"address {address.text}", actual, f"{expected}, or --insecure")
         )
 
 

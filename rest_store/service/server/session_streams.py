@@ -158,9 +158,9 @@ class SessionStreams:
     def _recycled_logits(self, key: bytes) -> RecycledLogits:
         """Return the table that sessions with the same key share, and keep it for later ones."""
         if len(key) > _MAX_KEY_BYTES:
-            found = f"{len(key)} bytes"
+            actual = f"{len(key)} bytes"
             expected = f"at most {_MAX_KEY_BYTES}"
-            raise ArgumentError(describe("session", "key of recycled logits", found, expected))
+            raise ArgumentError(describe("session", "key of recycled logits", actual, expected))
         table = self._tables.pop(key, None)
         if table is None:
             table = RecycledLogits()
