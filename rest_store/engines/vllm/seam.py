@@ -115,6 +115,17 @@ DEPENDENCIES = (
     ),
 )
 
+# For adaptive verification alone: where these differ, vLLM judges all drafts by its own chances.
+CONFIDENCE_PARTS = (
+    Dependency(f"{_GPU}.spec_decode.speculator:DraftModelSpeculator.enable_adaptive_verification"),
+    Dependency(f"{_GPU}.spec_decode.speculator:DraftModelSpeculator.draft_token_confidence_probs"),
+    Dependency(
+        f"{_GPU}.spec_decode.speculator:DraftModelSpeculator.observe_verification",
+        ("self", "idx_mapping", "num_sampled", "num_rejected"),
+        is_whole=True,
+    ),
+)
+
 # For the grammars of requests alone: where these differ, requests are drafted for without them.
 GRAMMAR_PARTS = (
     Dependency(f"{_CONFIG}:VllmConfig.structured_outputs_config"),

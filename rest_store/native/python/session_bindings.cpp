@@ -64,10 +64,9 @@ nb::tuple merge_trees(const std::vector<std::tuple<nb::bytes, nb::bytes, nb::byt
 }
 
 // The next draft of each of different sessions, as `NativeSession::draft`, for the options of each.
-nb::list draft_all(
-    const std::vector<NativeSession*>& sessions,
-    const std::vector<std::tuple<std::size_t, Array<double>, bool, Array<std::int32_t>,
-                                 std::size_t>>& options) {
+nb::list draft_all(const std::vector<NativeSession*>& sessions,
+                   const std::vector<std::tuple<std::size_t, Array<double>, bool,
+                                                Array<std::int32_t>, std::size_t>>& options) {
   if (options.size() != sessions.size()) throw nb::value_error("of unequal length");
   {
     const nb::gil_scoped_release release;

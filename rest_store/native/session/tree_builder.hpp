@@ -174,9 +174,12 @@ class TreeBuilder {
     const std::size_t first = candidates_.size();
     score_candidates(scratch);
     switch (limits_.shape) {
-      case Shape::kTree: return grow_tree(first);
-      case Shape::kChain: return grow_chain(first);
-      case Shape::kLookahead: return grow_lookahead(first);
+      case Shape::kTree:
+        return grow_tree(first);
+      case Shape::kChain:
+        return grow_chain(first);
+      case Shape::kLookahead:
+        return grow_lookahead(first);
     }
   }
 
@@ -229,7 +232,7 @@ class TreeBuilder {
 
  private:
   static constexpr std::int32_t kContext = -1, kNowhere = -2;  // instead of a node
-  static constexpr std::int32_t kOfVerified = -1;              // instead of the first node of a path
+  static constexpr std::int32_t kOfVerified = -1;  // instead of the first node of a path
   // The probability of a verified token that no source proposed.
   static constexpr float kUnproposed = 0.3F;
   static constexpr float kLatestShare = 0.2F;  // of the latest step in the mean accepted length
@@ -280,8 +283,9 @@ class TreeBuilder {
       expansion_of_[static_cast<std::size_t>(next_)] = static_cast<std::int32_t>(expansions_);
     }
     const float score = score_of(next_);
+    // A chain, and a path of a lookahead, which is one, follow the likeliest candidate alone.
     const bool is_wide = score >= kProbable && limits_.max_nodes > kSmallTree &&
-                         limits_.shape != Shape::kChain;
+                         limits_.shape != Shape::kChain && path_of(next_) == kOfVerified;
     CandidateTable& candidates = scratch.candidates;
     candidates.fill(sources, hit_rates_, features, lookup_, is_wide ? kCandidates : kLanes);
     const std::array<float, kCandidates> probabilities =
@@ -375,12 +379,15 @@ class TreeBuilder {
       ++ends_;
     }
     while (nodes_.size() + ends_ < limits_.max_nodes && !frontier_.empty()) {
-      take_ahead(frontier_.pop());
+      const OpenCandidate best = frontier_.pop();
+      const bool leaves = path_of(best.parent) < 0 && !is_verified(best);
+      if (leaves && nodes_.size() + ends_ + 1 == limits_.max_nodes)
+        continue;  // no draft token would fit after it
+      take_ahead(best);
       const auto node = static_cast<std::int32_t>(nodes_.size()) - 1;
       const std::int32_t path = path_of(node);
       const std::uint32_t depth = node_at(node).depth;
-      if (depth == kMaxTreeDepth ||
-          (path >= 0 && depth - node_at(path).depth == limits_.length))
+      if (depth == kMaxTreeDepth || (path >= 0 && depth - node_at(path).depth == limits_.length))
         continue;
       next_ = node;
       return;
@@ -407,13 +414,18 @@ class TreeBuilder {
 
   void take_ahead(const OpenCandidate& open) {
     const std::int32_t path = path_of(open.parent);
+    const std::int32_t own =
+        is_verified(open) ? kOfVerified : static_cast<std::int32_t>(nodes_.size());
     take(open.candidate, open.parent);
-    const DraftNode& node = nodes_.back();
-    const bool is_verified = path < 0 && node.depth <= verified_.size() &&
-                             node.token == verified_[node.depth - 1];
-    const auto own = static_cast<std::int32_t>(nodes_.size()) - 1;
-    path_of_.push_back(path >= 0 ? path : is_verified ? kOfVerified : own);
+    path_of_.push_back(path >= 0 ? path : own);
     if (path >= 0) --ends_;
+  }
+
+  // Whether a candidate is the next token of the verified draft.
+  bool is_verified(const OpenCandidate& open) const {
+    const std::size_t depth = open.parent < 0 ? 0 : node_at(open.parent).depth;
+    return path_of(open.parent) < 0 && depth < verified_.size() &&
+           candidates_[open.candidate].token == verified_[depth];
   }
 
   // Of a lookahead, the first node of the path by which `node` leaves the verified draft;
