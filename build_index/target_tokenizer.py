@@ -242,6 +242,23 @@ class TargetTokenizer:
         """
         return self._encode_texts([self._unsealed(self._writer_for("").history(messages, ""))])[0]
 
+    def encode_answer(self, document: Document, left_out: Counter[str]) -> tuple[Tokens, Tokens]:
+        """Tokenize the whole prompt before the last answer of a conversation, and that answer.
+
+        Args:
+            document: a conversation that ends with an answer.
+            left_out: counts the omissions of the template.
+
+        Raises:
+            CorpusError: there is no chat template.
+            ConversationError: it refuses the conversation.
+            EncoderError: `fastokens` is in use, and failed or is wrong.
+        """
+        writer = self._writer_for(document.origin)
+        texts = writer.answer(document.messages, document.origin, left_out)
+        prompt, answer = self._encode_texts([self._unsealed(text) for text in texts])
+        return prompt, answer
+
     def token_text(self, token: int) -> str:
         """Return the text of one token inside a text, a leading space included.
 

@@ -112,11 +112,18 @@ class Trial:
     "--corpus",
     "corpora",
     multiple=True,
-    required=True,
     metavar="PATH",
     help="Text for the datastore: as for `rest-store build`. Repeatable.",
 )
-@prompts_option()
+@prompts_option(required=False)
+@click.option(
+    "--transcripts",
+    metavar="PATH",
+    help=(
+        "In place of prompts, transcripts of agents, a file or a directory: their answers are"
+        " replayed with a memory of those before. Of the model, only the tokenizer is loaded."
+    ),
+)
 @chat_option
 @max_new_tokens_option(128)
 @max_nodes_option(16)
@@ -134,7 +141,8 @@ class Trial:
 def try_(
     model: str,
     corpora: tuple[str, ...],
-    prompts_file: Path,
+    prompts_file: Path | None,
+    transcripts: str | None,
     chat: bool,
     max_new_tokens: int,
     max_nodes: int,
@@ -152,7 +160,18 @@ def try_(
     after two minutes, once all methods have continued the current prompt. The last line is the
     verdict. Speeds are medians of whole greedy generations. A datastore of the same corpora that is
     in the folder already is used again: remove it after changes to them.
+
+    With --transcripts, nothing is generated. The last 200 answers are replayed, with prompt lookup
+    alone, with a memory of the conversations before, and without each source. The last line is the
+    verdict for each source.
     """
+    if transcripts is not None:
+        if prompts_file is not None:
+            raise click.UsageError("--prompts and --transcripts exclude each other")
+        _try_transcripts(transcripts, model, corpora, out, max_nodes=max_nodes, as_json=as_json)
+        return
+    if prompts_file is None or not corpora:
+        raise click.UsageError("--corpus and --prompts are needed, or --transcripts")
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size
 
@@ -225,6 +244,35 @@ def try_(
     show(families)
     click.echo(f"{report}: all figures, after {seconds:.0f} seconds")
     click.echo(trial.verdict())
+
+
+def _try_transcripts(
+    path: str, model: str, corpora: Sequence[str], out: Path, *, max_nodes: int, as_json: bool
+) -> None:
+    from build_index.documents import CorpusCounts
+    from build_index.tokenization import load_tokenizer
+    from rest_store.bench.transcript_trial import conversations_in, try_transcripts
+
+    began = time.perf_counter()
+    conversations = conversations_in(path, CorpusCounts())
+    answers = sum(len(one.answers) for one in conversations)
+    in_conversations = counted(len(conversations), "conversation")
+    tell(f"transcripts: {counted(answers, 'answer')} in {in_conversations}")
+    with loading(f"tokenizer of {model}"):
+        target = load_tokenizer(model)
+    target.accelerate()
+    corpus = None
+    if corpora:
+        folder = open_or_build(corpora, model, out, without=[Path(path)])
+        corpus = rest_store.Datastore.open(folder, tokenizer=target.identity)
+    tried = try_transcripts(conversations, target, corpus, max_nodes=max_nodes, progress=tell)
+    seconds = round(time.perf_counter() - began, 1)
+    if as_json:
+        click.echo(json.dumps({**tried.as_json(), "seconds": seconds}))
+        return
+    for name, outcome in tried.outcomes.items():
+        click.echo(f"{name}: M {outcome}")
+    click.echo(tried.verdict())
 
 
 def open_or_build(
