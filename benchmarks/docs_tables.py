@@ -280,30 +280,48 @@ def draft_time() -> str:
 
 def lag() -> str:
     """M where vLLM schedules a step before it knows the text of the one before."""
-    runs = [results("lag_traces")["rows"], results("lag_llama31_8b")["rows"]]
-    ways = {
-        "vLLM's n-gram lookup": "n-grams alone",
-        "a step ahead, a chain of 2 K + 1": "ahead, a chain",
-        "waiting for the text, a chain of K": "waiting",
-    }
+    agents = results("lag_agents")["rows"]
+    llama = results("lag_llama31_8b")["rows"]
+    histories = list(dict.fromkeys(row["knows"] for row in agents))
+    columns = [[row for row in agents if row["knows"] == history] for history in histories]
+    columns.append(llama)
     table_rows = []
-    for label, way in ways.items():
-        means = []
-        nodes: list[str] = []
-        for run in runs:
-            chosen = [row for row in run if row["set"] == "all" and row["way"] == way]
-            means += [digits(row["M"]) for row in chosen]
-            nodes = nodes or [f"{row['nodes']:.0f}" for row in chosen]
-        lengths = "" if way == "n-grams alone" else " / ".join(nodes)
-        table_rows.append([label, *means, lengths])
+    for number, row in enumerate(agents[: len(columns[0])]):
+        label = f"ahead, {row['nodes']} nodes"
+        if row["way"] == "waiting":
+            label = "waiting for the text"
+        elif not row["device looks up"]:
+            label += ", the foreseen outcomes alone"
+        cells = []
+        for column in columns:
+            share = f" ({column[number]['M'] / column[0]['M']:.0%})" if number else ""
+            cells.append(digits(column[number]["M"]) + share)
+        table_rows.append([label, *cells])
     header = [
-        "drafting",
-        "SmolLM2-135M, `STDLIB`, K = 4",
-        "K = 8",
-        "Llama-3.1-8B, no datastore, K = 4",
-        "K = 8",
-        "tokens looked up, K = 4 / 8",
+        "drafts, M",
+        "agents, nothing known",
+        "other tasks",
+        "the same tasks, too",
+        "Llama-3.1-8B, nothing known",
     ]
+    return markdown(header, table_rows)
+
+
+def lag_times() -> str:
+    """Times of lookups ahead, by the rows of a batch."""
+    table_rows = []
+    for row in results("lag_agents")["times"]:
+        ratio = row["us, ahead"] / row["us, waiting"]
+        table_rows.append(
+            [
+                str(row["rows"]),
+                str(row["nodes"]),
+                f"{row['us, ahead']:,.0f} us",
+                f"{row['us, waiting']:,.0f} us",
+                f"{ratio:.0f}",
+            ]
+        )
+    header = ["rows", "nodes of a row", "a row's lookup ahead", "a row's chain", "ratio"]
     return markdown(header, table_rows)
 
 
@@ -778,6 +796,7 @@ TABLES: dict[str, Callable[[], str]] = {
         memory,
         draft_time,
         lag,
+        lag_times,
         live_times,
         additions,
         replicas,

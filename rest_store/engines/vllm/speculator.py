@@ -18,11 +18,18 @@ from rest_store.engines.vllm.request_grammar import RequestGrammars
 from rest_store.engines.vllm.steps import Step, Written
 from rest_store.engines.vllm.target_logits import TargetLogits
 
-# Nodes of a lookahead: of a row at most, in a large batch at least, and of a batch in all. A node
-# takes some 5 us of a core.
-_MAX_NODES = 192
+# Nodes of the lookahead of a row at most, and of all rows together unless each has the least.
+_MAX_NODES = 512
 _MIN_NODES = 32
 _MAX_BATCH_NODES = 4096
+
+
+def lookahead_nodes(rows: int) -> int:
+    """Return how many nodes the lookahead of each row of a batch may have.
+
+    It is made while the device is busy with a step; a node takes 5 to 10 us of a core.
+    """
+    return max(_MIN_NODES, min(_MAX_NODES, _MAX_BATCH_NODES // max(1, rows)))
 
 
 class Speculator:
@@ -201,7 +208,7 @@ class Speculator:
     def _look_up(self, ids: Sequence[str], max_nodes: int) -> None:
         """Look up the next drafts of requests, of `max_nodes` tokens."""
         nothing = np.zeros(0, np.int32)
-        nodes = max(_MIN_NODES, min(_MAX_NODES, _MAX_BATCH_NODES // max(1, len(ids))))
+        nodes = lookahead_nodes(len(ids))
         steps = []
         rooms = []
         for id in ids:
