@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 SEED ?=
 
-.PHONY: setup test test-all test-newest test-oldest test-vllm test-sglang test-ray first-hour fuzz wheel demo lint format proto bench docs docs-tables pictures sanitize clean
+.PHONY: setup test test-all test-newest test-oldest setup-vllm test-vllm setup-sglang test-sglang test-ray first-hour fuzz wheel demo lint format proto bench docs docs-tables pictures sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP) $(VENV)/.packages
@@ -111,8 +111,10 @@ $(VLLM)/.packages: $(VLLM_LIST)
 	$(VLLM_PIP) install -q --no-deps -r $(VLLM_LIST)
 	touch $@
 
-test-vllm: $(VLLM)/.packages
+setup-vllm: $(VLLM)/.packages
 	$(VLLM_PIP) install -q --no-deps --no-build-isolation --config-settings build-dir=build/vllm -e .
+
+test-vllm: setup-vllm
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
 
 # SGLang in an environment of its own, on a CPU, where tests stand in for its compiled kernels (tests/engines/sglang/on_cpu).
@@ -125,8 +127,10 @@ $(SGLANG)/.packages: $(SGLANG_LIST)
 	$(SGLANG_PIP) install -q --no-deps -r $(SGLANG_LIST)
 	touch $@
 
-test-sglang: $(SGLANG)/.packages
+setup-sglang: $(SGLANG)/.packages
 	$(SGLANG_PIP) install -q --no-deps --no-build-isolation --config-settings build-dir=build/sglang -e .
+
+test-sglang: setup-sglang
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang
 
 # Builds and partitions on a Ray cluster of several nodes, some of which are killed.

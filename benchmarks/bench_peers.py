@@ -296,6 +296,7 @@ def with_history(
     """Return the figures of sessions with a live datastore of `known` and the recordings before."""
     times: list[float] = []
     outcomes = []
+    calibration = Calibration.default()
     with new_live_datastore(tokenizer) as live:
         own = [*fresh(sources), live]  # logits of an earlier row would know these recordings
         for one, before in in_turn([*known, *recordings], live):
@@ -304,7 +305,7 @@ def with_history(
             outcome = replay(
                 [one],
                 own,
-                Calibration.default(),
+                calibration,
                 max_nodes=nodes,
                 share_logits=True,
                 batch=batch,

@@ -255,6 +255,24 @@ def memory() -> str:
     )
 
 
+def again() -> str:
+    """M where the replayed output itself is remembered, too."""
+    known = results("again_traces")["known"]
+    again = [row for row in known if row["remembered"].startswith("all outputs")]
+    budgets = sorted({row["nodes"] for row in again})
+    table_rows = []
+    for sources, datastores in (("memory alone", False), ("memory and corpora", True)):
+        for shape in ("tree", "chain"):
+            rows = [
+                row
+                for row in again
+                if row["datastores"] == datastores and row.get("shape", "tree") == shape
+            ]
+            means = [digits(find(rows, nodes=nodes)["M"]) for nodes in budgets]
+            table_rows.append([f"{sources}, {shape}s", *means])
+    return markdown(["sources", *(f"{nodes} nodes" for nodes in budgets)], table_rows)
+
+
 def draft_time() -> str:
     """The time of a draft."""
     figures = results("drafting")
@@ -559,6 +577,60 @@ def agents() -> str:
     )
 
 
+def shared_memory() -> str:
+    """M on an agent's traces by the number of tasks that have to write what others draft from."""
+    measured = results("privacy")["cost"]
+    table_rows = []
+    for shared_after in (1, 2, 3, 5):
+        row = [str(shared_after)]
+        for same_task in (False, True):
+            for nodes in (16, 48):
+                own = find(measured, same_task=same_task, nodes=nodes, shared_after=shared_after)
+                all_ = find(measured, same_task=same_task, nodes=nodes, shared_after=1)
+                loss = 1 - own["M"] / all_["M"]
+                row.append(
+                    f"{digits(own['M'])} ({-100 * loss:+.1f}%)" if loss else digits(own["M"])
+                )
+        table_rows.append(row)
+    return markdown(
+        [
+            "`shared_after`",
+            "other tasks, 16 nodes",
+            "48 nodes",
+            "the same task, too, 16 nodes",
+            "48 nodes",
+        ],
+        table_rows,
+    )
+
+
+def attacked_memory() -> str:
+    """What the steps of streamed answers tell of other tenants."""
+    table_rows = []
+    for row in results("privacy")["attack"]:
+        speeds = row["tokens_per_step"]
+        table_rows.append(
+            [
+                str(row["shared_after"]),
+                *(digits(speeds[kind]) for kind in speeds),
+                *(digits(area) for area in row["guessing"].values()),
+                f"{row['read_of_one_tenant']:,} of {row['tokens']:,}",
+            ]
+        )
+    return markdown(
+        [
+            "`shared_after`",
+            "tokens a step: asked by one tenant",
+            "by two",
+            "by nobody",
+            "guessing one tenant's prompts",
+            "two tenants' prompts",
+            "tokens read of one tenant alone",
+        ],
+        table_rows,
+    )
+
+
 def references() -> str:
     """M on an agent's traces with earlier outputs of the same task as references."""
     known = results("remember_agents_chats")["known"]
@@ -794,6 +866,7 @@ TABLES: dict[str, Callable[[], str]] = {
         sources_alone,
         tokens_per_pass_by_nodes,
         memory,
+        again,
         draft_time,
         lag,
         lag_times,

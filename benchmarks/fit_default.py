@@ -95,13 +95,14 @@ def replay_job(
 ) -> Outcome:
     """Return the outcome of a job's replays with `options` of `replay`."""
     if job.order is None:
-        return replay(job.recordings, job.sources, calibration, **options)
+        return replay(job.recordings, job.sources, calibration, learn=False, **options)
     outcomes = []
     with new_live_datastore(tokenizer) as live:
         sources = [*job.sources, live] if job.is_live else job.sources
         for one, known in job.order(job.recordings, live):
             own = with_logits(sources, known)
-            outcomes.append(replay([one], own, calibration, share_logits=True, **options))
+            outcome = replay([one], own, calibration, learn=False, share_logits=True, **options)
+            outcomes.append(outcome)
     return Outcome.from_outcomes(outcomes)
 
 

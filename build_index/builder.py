@@ -221,7 +221,7 @@ def _build(
     lost = {}
     for corpus, without_tokens in zip(corpora, shard_tokens.without_tokens, strict=True):
         counts = corpus.counts.with_skipped("without tokens", without_tokens)
-        total += counts
+        total.add(counts)
         if (share := counts.lost_share()) > MAX_LOST_SHARE:
             lost[well_formed(corpus.spec.path)] = share
             notes = ", ".join(

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from build_index.chat_template import ChatTemplate, RefusalError
 from build_index.conversation_turns import ALL_NAMES, ITEM, LIST_ITEM, ONE_NAME, Form, Turn
@@ -30,6 +30,20 @@ class ConversationError(CorpusError):
     """A conversation that its chat template refuses; the message names it, with the reason."""
 
 
+class _Rendering(NamedTuple):
+    """A conversation in one form.
+
+    Attributes:
+        form: in which the template got the turns.
+        text: their text.
+        faults: see `ConversationWriter._faults`.
+    """
+
+    form: Form
+    text: str
+    faults: int
+
+
 @dataclass(frozen=True)
 class ConversationWriter:
     """Writes conversations.
@@ -37,14 +51,14 @@ class ConversationWriter:
     Attributes:
         template: the chat template of the model.
         controls: finds the texts of control tokens in the output of the template.
-        sealed: replaces them in a message, so that they are text.
+        seal: replaces them in a message, so that they are text.
 
     Thread-safe.
     """
 
     template: ChatTemplate
     controls: re.Pattern[str]
-    sealed: Callable[[str], str]
+    seal: Callable[[str], str]
 
     def written(self, messages: Sequence[Message], origin: str, left_out: Counter[str]) -> str:
         """Return a conversation with each answer as the model wrote it.
@@ -82,7 +96,7 @@ class ConversationWriter:
     def _shown(self, messages: Sequence[Message], origin: str) -> tuple[list[Turn], Form, str]:
         """Return the turns, the form that is shown best, and the conversation's text in it."""
         try:
-            turns = [Turn(message, self.sealed) for message in messages]
+            turns = [Turn(message, self.seal) for message in messages]
             form, text = self._best_form(turns)
         except (RefusalError, RecursionError) as error:
             roles = ", ".join(role for role, *_ in messages[:4])
@@ -100,41 +114,42 @@ class ConversationWriter:
         Raises:
             RefusalError: of the first form, if all are refused.
         """
-        nulls = (True, False) if any(turn.is_null for turn in turns) else (True,)
-        conversions = (False, True) if any(turn.has_calls for turn in turns) else (False,)
-        thinking = [index for index, turn in enumerate(turns) if turn.is_assistant and turn.thought]
-        refusal: RefusalError | None = None
-        best: tuple[int, Form, str] | None = None
-        for name in (ALL_NAMES, ONE_NAME)[: 1 + bool(thinking)]:
-            for null, converted in product(nulls, conversions):
-                form = Form(null, converted, name)
-                try:
-                    text = self.render(turns, form)
-                    faults = self._faults(turns, form, text)
-                except RefusalError as error:
-                    refusal = refusal or error
-                    continue
-                if best is None or faults < best[0]:
-                    best = faults, form, text
-                if not faults:
-                    break
-            if best is not None:
-                break
+        rendering = self._best_rendering(turns)
+        last = _last_with_reasoning(turns)
+        if last is None:
+            return rendering.form, rendering.text
+        return self._with_reasoning(turns, last, rendering)
+
+    def _best_rendering(self, turns: list[Turn]) -> _Rendering:
+        best: _Rendering | None = None
+        first_refusal: RefusalError | None = None
+        for form in _forms(turns):
+            if best is not None and (not best.faults or form.reasoning != best.form.reasoning):
+                break  # reasoning under one name is for templates that refuse it under all names
+            try:
+                text = self.render(turns, form)
+                rendering = _Rendering(form, text, self._faults(turns, form, text))
+            except RefusalError as error:
+                first_refusal = first_refusal or error
+                continue
+            if best is None or rendering.faults < best.faults:
+                best = rendering
         if best is None:
-            raise refusal or RefusalError("no form of the conversation was tried")
-        _, form, text = best
-        return self._with_reasoning(turns, thinking[-1], form, text) if thinking else (form, text)
+            assert first_refusal is not None
+            raise first_refusal
+        return best
 
     def _with_reasoning(
-        self, turns: list[Turn], last: int, form: Form, text: str
+        self, turns: list[Turn], last: int, rendering: _Rendering
     ) -> tuple[Form, str]:
         """Return another form if the template shows reasoning in that one alone.
 
         `last`: a turn that has some.
         """
-        thought = turns[last].thought[:COMPARED]
+        form, text, _ = rendering
+        reasoning = turns[last].reasoning_text[:COMPARED]
         others = [form._replace(reasoning=ITEM), form._replace(reasoning=LIST_ITEM)]
-        if turns[last].has_inline_thought:
+        if turns[last].has_inline_reasoning:
             others = [form._replace(split=True)]
         for other in (form, *others):
             with suppress(RefusalError):
@@ -142,7 +157,7 @@ class ConversationWriter:
                     shown = text
                 else:
                     shown = self.render(turns[: last + 1], other)
-                if thought in shown and not _SHOWN_WRONGLY.search(shown):
+                if reasoning in shown and not _SHOWN_WRONGLY.search(shown):
                     return other, text if other is form else self.render(turns, other)
         return form, text
 
@@ -166,3 +181,26 @@ class ConversationWriter:
     def render(self, turns: Sequence[Turn], form: Form, *, prompt: bool = False) -> str:
         """Return the text of turns in one form; raises RefusalError."""
         return self.template.render([turn.fields(form) for turn in turns], prompt=prompt)
+
+
+def _forms(turns: list[Turn]) -> Iterator[Form]:
+    """Yield the forms that a template may want for these turns, the usual one first."""
+    names = [ALL_NAMES]
+    nulls = [True]
+    conversions = [False]
+    if _last_with_reasoning(turns) is not None:
+        names.append(ONE_NAME)
+    if any(turn.is_null for turn in turns):
+        nulls.append(False)
+    if any(turn.has_calls for turn in turns):
+        conversions.append(True)
+    for name, null, converted in product(names, nulls, conversions):
+        yield Form(null, converted, name)
+
+
+def _last_with_reasoning(turns: list[Turn]) -> int | None:
+    """Return the last answer with reasoning, or None if there is none."""
+    for index in reversed(range(len(turns))):
+        if turns[index].is_assistant and turns[index].reasoning_text:
+            return index
+    return None

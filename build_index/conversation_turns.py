@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
+from build_index.alignment import CERTAIN
 from build_index.documents import Message
 from build_index.tool_calls import call_list, is_shown, with_converted_arguments
 
@@ -24,9 +25,22 @@ LIST_ITEM = "list item"
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 OPENING = "<think>"
 CLOSING = "</think>"
-CERTAIN = 16  # characters of an answer that tell where it stands
 
-Shape: TypeAlias = tuple[bool, bool, bool, bool]
+
+class Shape(NamedTuple):
+    """The properties by which templates may tell answers apart.
+
+    Attributes:
+        has_calls: whether the answer calls tools.
+        has_text: whether it has a text besides reasoning.
+        has_reasoning: whether it has reasoning in a field.
+        has_inline_reasoning: whether it has reasoning in the content.
+    """
+
+    has_calls: bool
+    has_text: bool
+    has_reasoning: bool
+    has_inline_reasoning: bool
 
 
 class Form(NamedTuple):
@@ -51,22 +65,22 @@ class Turn:
 
     Args:
         message: as readers of corpora make it.
-        sealed: replaces the texts of control tokens in a text.
+        seal: replaces the texts of control tokens in a text.
     """
 
-    def __init__(self, message: Message, sealed: Callable[[str], str]) -> None:
+    def __init__(self, message: Message, seal: Callable[[str], str]) -> None:
         role, content, *more = message
         fields = json.loads(more[0]) if more else {}
-        self.role = sealed(role)
-        self.content = sealed(content)
+        self.role = seal(role)
+        self.content = seal(content)
         self.is_assistant = role == "assistant"
         self.is_null = "content" in fields
-        self.reasoning = sealed(str(fields.get("reasoning_content", "")))
+        self.reasoning = seal(str(fields.get("reasoning_content", "")))
         self._calls: Any = fields.get("tool_calls", [])
         self._others = {
-            name: sealed(fields[name]) for name in ("tool_call_id", "name") if name in fields
+            name: seal(fields[name]) for name in ("tool_call_id", "name") if name in fields
         }
-        self._sealed = sealed
+        self._seal = seal
 
     def fields(self, form: Form) -> dict[str, Any]:
         """Return the turn in one form."""
@@ -75,7 +89,7 @@ class Turn:
             fields["content"] = None if form.null else ""
         if self._calls:
             fields["tool_calls"] = self.calls(form)
-        if form.split and self.has_inline_thought:
+        if form.split and self.has_inline_reasoning:
             opened, _, answer = self.content.rpartition(CLOSING)
             reasoning = opened.rpartition(OPENING)[2].strip("\n")
             content = answer.lstrip("\n")
@@ -86,10 +100,10 @@ class Turn:
             return fields | dict.fromkeys(_REASONING_NAMES, self.reasoning)
         if form.reasoning == ONE_NAME:
             return fields | {_REASONING_NAMES[0]: self.reasoning}
-        thought: Any = self.reasoning
+        thinking: Any = self.reasoning
         if form.reasoning == LIST_ITEM:
-            thought = [{"type": "text", "text": self.reasoning}]
-        content_items: list[Any] = [{"type": "thinking", "thinking": thought}]
+            thinking = [{"type": "text", "text": self.reasoning}]
+        content_items: list[Any] = [{"type": "thinking", "thinking": thinking}]
         if self.content:
             content_items.append({"type": "text", "text": self.content})
         return fields | {"content": content_items}
@@ -104,17 +118,17 @@ class Turn:
         return bool(self._calls)
 
     @property
-    def has_inline_thought(self) -> bool:
+    def has_inline_reasoning(self) -> bool:
         """Whether an answer has its reasoning in the content."""
         return self.is_assistant and not self.reasoning and CLOSING in self.content
 
     @property
     def holds_more(self) -> bool:
-        """Whether it holds pieces that templates leave out: calls of tools, or reasoning."""
+        """Whether it holds pieces that templates may leave out: calls of tools, or reasoning."""
         return self.has_calls or bool(self.reasoning) or CLOSING in self.content
 
     @property
-    def thought(self) -> str:
+    def reasoning_text(self) -> str:
         """The reasoning, in a field or in the content, without white space around it."""
         opened = "" if self.reasoning else self.content.rpartition(CLOSING)[0]
         return (self.reasoning or opened.partition(OPENING)[2] or opened).strip()
@@ -127,10 +141,18 @@ class Turn:
     @cached_property
     def shape(self) -> Shape:
         """The properties by which templates may tell answers apart."""
-        return self.has_calls, bool(self.answer), bool(self.reasoning), self.has_inline_thought
+        return Shape(
+            has_calls=self.has_calls,
+            has_text=bool(self.answer),
+            has_reasoning=bool(self.reasoning),
+            has_inline_reasoning=self.has_inline_reasoning,
+        )
 
-    def ends_in(self, text: str, form: Form) -> bool:
-        """Whether a text has the end of this answer."""
+    def is_recognizable_in(self, text: str, form: Form) -> bool:
+        """Return whether a text shows that it holds this answer.
+
+        It holds the last call of tools, or else the end of the answer's text.
+        """
         if self.has_calls:
             return len(text) >= CERTAIN and is_shown(call_list(self.calls(form))[-1], text)
         return bool(self.answer) and self.answer[-CERTAIN:] in text
@@ -145,9 +167,9 @@ class Turn:
 
     def _sealed_value(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._sealed(value)
+            return self._seal(value)
         if isinstance(value, list):
             return [self._sealed_value(item) for item in value]
         if isinstance(value, dict):
-            return {self._sealed(name): self._sealed_value(item) for name, item in value.items()}
+            return {self._seal(name): self._sealed_value(item) for name, item in value.items()}
         return value

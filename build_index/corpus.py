@@ -153,12 +153,15 @@ class Corpus:
     def __iter__(self) -> Iterator[Document]:
         self.counts = CorpusCounts()
         for file in self.files(self.counts):
-            yield from self.wanted(file)
+            yield from self.documents_up_to_limit(file)
             if self.counts.documents == self.spec.max_documents:
                 return
 
-    def wanted(self, file: CorpusFile) -> Iterator[Document]:
-        """Yield the documents of a file, as many as are wanted of the corpus; adds to `counts`."""
+    def documents_up_to_limit(self, file: CorpusFile) -> Iterator[Document]:
+        """Yield the documents of a file, up to the spec's `max_documents` of the whole corpus.
+
+        Adds to `counts`.
+        """
         with closing(self.documents(file, self.counts)) as documents:
             for document in documents:
                 yield document
@@ -196,7 +199,7 @@ class Corpus:
         before = counts.bytes_read
         try:
             with read_errors(where), open_file(file.path) as opened:
-                for document in self._texts_of(opened, where, records, file):
+                for document in self._selected_texts(opened, where, records, file):
                     counts.bytes_read = before + min(opened.tell(), file.size)
                     counts.documents += 1
                     counts.conversations += document.is_conversation
@@ -255,14 +258,53 @@ class Corpus:
             **{name: value for name, value in options.items() if value},
         }
 
-    def _texts_of(
-        self, file: BinaryIO, where: str, records: RecordReader, listed: CorpusFile
+    def _selected_texts(
+        self, file: BinaryIO, where: str, records: RecordReader, entry: CorpusFile
     ) -> Iterator[Document]:
-        """Yield the texts of a file's documents that the spec selects."""
-        for document in self._read_documents(file, where, records, self.reader, listed):
+        """Yield the texts of a file's documents that the spec selects.
+
+        `entry` is the entry of the corpus's listing.
+        """
+        reader: str | None = self.reader
+        if reader == "tree":
+            reader = self._detect(file, where, records.counts, entry.size)
+        if reader is None:
+            return
+        for document in self._read_documents(file, where, records, reader, entry.size, entry):
             if document.session and not self.spec.keep_secrets:
                 document = without_secrets(document, records.counts)
             yield from texts_of(document, self.spec.texts)
+
+    def _detect(
+        self,
+        file: BinaryIO,
+        where: str,
+        counts: CorpusCounts,
+        size: int,
+        *,
+        is_in_archive: bool = False,
+    ) -> str | None:
+        """Return the reader that the content of a file needs, as `detect_reader` does.
+
+        The file is one of a directory or an archive. None: it is skipped, and counted.
+        """
+        try:
+            reader = detect_reader(file, where, self.spec.field, is_named=False)
+        except NoDocumentsError as error:
+            kind = str(error)
+            example = f"{where} ({error.fields})" if error.fields else where
+            if kind == NO_RECORDS or kind in WITHOUT_TEXT:
+                counts.leave_out(kind, example, size)
+            else:
+                counts.skip_file(kind, example, size)
+            return None
+        if reader in CONTAINERS and is_in_archive:
+            counts.skip_file(f"{CONTAINERS[reader]} in an archive", where, size)
+            return None
+        if reader in CONTAINERS and not self.spec.include:
+            counts.skip_file(CONTAINERS[reader], where, size)
+            return None
+        return reader
 
     def _read_documents(
         self,
@@ -270,7 +312,8 @@ class Corpus:
         where: str,
         records: RecordReader,
         reader: str,
-        listed: CorpusFile | None = None,
+        size: int,
+        entry: CorpusFile | None = None,
     ) -> Iterator[Document]:
         """Yield the documents of an open file, which are not counted yet.
 
@@ -278,49 +321,35 @@ class Corpus:
             file: a seekable file.
             where: its name in messages.
             records: extracts the documents of records; has the counts.
-            reader: see `detect_reader`; `"tree"`: the one that its content needs.
-            listed: the entry of the corpus's listing; None: the file is in an archive.
+            reader: see `detect_reader`.
+            size: of the file, in bytes.
+            entry: the entry of the corpus's listing; None: the file is in an archive.
         """
-        counts = records.counts
-        size = _size(file) if listed is None else listed.size
-        if reader == "tree":
-            try:
-                reader = detect_reader(file, where, self.spec.field, is_named=False)
-            except NoDocumentsError as error:
-                kind = str(error)
-                example = f"{where} ({error.fields})" if error.fields else where
-                if kind == NO_RECORDS or kind in WITHOUT_TEXT:
-                    counts.leave_out(kind, example, size)
-                else:
-                    counts.skip_file(kind, example, size)
-                return
-        is_chosen = listed is not None and (not self.source.is_directory or self.spec.include)
-        if reader in CONTAINERS and (listed is None or not is_chosen):
-            inside = "" if listed is not None else " in an archive"
-            counts.skip_file(CONTAINERS[reader] + inside, where, size)
-            return
-        counts.files += 1
+        records.counts.files += 1
         if reader == "parquet":
             yield from read_parquet(file, where, records, self.held_bytes or sys.maxsize)
         elif reader == "arrow":
-            row_files = listed.row_files if listed is not None else ()
+            row_files = entry.row_files if entry is not None else ()
             yield from read_arrow(file, where, records, self.held_bytes or sys.maxsize, row_files)
-        elif reader == "sqlite" and listed is not None:
-            if scheme_of(listed.path) is not None:
+        elif reader == "sqlite":
+            assert entry is not None  # a database in an archive is skipped
+            if scheme_of(entry.path) is not None:
                 raise CorpusFormatError(
                     describe(where, "SQLite database", "at an address", "a file of this machine")
                 )
-            yield from read_sqlite(listed.path, where, records)
+            yield from read_sqlite(entry.path, where, records)
         elif reader == "zip":
-            yield from self._documents_in(zip_members(file, where), where, records, size)
+            members = zip_members(file, where)
+            yield from self._documents_of_archive(members, where, records, size)
         else:
             with open_content(file, where) as stream:
                 if reader == "tar":
-                    yield from self._documents_in(tar_members(stream, where), where, records, size)
+                    members = tar_members(stream, where)
+                    yield from self._documents_of_archive(members, where, records, size)
                 else:
                     yield from _documents_in_stream(stream, where, records, reader, size)
 
-    def _documents_in(
+    def _documents_of_archive(
         self, members: Iterator[Member], where: str, records: RecordReader, size: int
     ) -> Iterator[Document]:
         """Yield the documents of an archive of `size` bytes.
@@ -341,9 +370,10 @@ class Corpus:
         finally:
             # The bytes of a corpus count as they are on disk.
             counts.lost_bytes = counts.lost_bytes * size // total if total else 0
-            records.counts.__iadd__(counts)
+            records.counts.add(counts)
 
     def _read_member(self, member: Member, where: str, records: RecordReader) -> Iterator[Document]:
+        """Yield the documents of a file in an archive; one that is damaged is skipped."""
         counts = records.counts
         if member.content is None:
             counts.skip_file("encrypted file", where, member.size)
@@ -359,7 +389,10 @@ class Corpus:
                     counts.skip_file(kind, where, member.size)
                 return
             with seekable(head, member.content, where) as file, read_errors(where):
-                yield from self._read_documents(file, where, records, "tree")
+                size = _size(file)
+                reader = self._detect(file, where, counts, size, is_in_archive=True)
+                if reader is not None:
+                    yield from self._read_documents(file, where, records, reader, size)
         except CorpusFormatError as error:
             counts.skip_file(DAMAGED, str(error), member.size)
 
@@ -367,6 +400,7 @@ class Corpus:
 def _documents_in_stream(
     stream: io.BufferedReader, where: str, records: RecordReader, reader: str, size: int
 ) -> Iterator[Document]:
+    """Yield the documents of a file's content, whose reader does not seek."""
     if reader == "text":
         yield from read_text(stream, where, records.counts, size, strict=records.strict)
     elif reader == "table":
@@ -375,9 +409,12 @@ def _documents_in_stream(
         yield from read_transcript(stream, where, records, reader)
     elif reader in ("notebook", "trajectory"):
         yield from read_json_document(stream, where, records)
-    else:
+    elif reader in ("json", "jsonl"):
         yield from read_json(stream, where, records)
+    else:
+        raise AssertionError(f"no reader is named {reader!r}")
 
 
 def _size(file: BinaryIO) -> int:
+    """Return the bytes of a file, whose position changes."""
     return file.seek(0, io.SEEK_END)

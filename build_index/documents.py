@@ -124,7 +124,7 @@ class CorpusCounts:
     left_out: Counter[str] = field(default_factory=Counter)
     refusal: str = ""
 
-    def __iadd__(self, other: CorpusCounts) -> CorpusCounts:
+    def add(self, other: CorpusCounts) -> None:
         """Add the counts of other files."""
         self.documents += other.documents
         self.conversations += other.conversations
@@ -138,7 +138,6 @@ class CorpusCounts:
         self.refusal = self.refusal or other.refusal
         for reason, (size, example) in other.largest.items():
             self._show(reason, example, size)
-        return self
 
     def skip(self, reason: str, example: str = "", size: int = 0) -> None:
         """Count a record that is lost.
@@ -183,7 +182,7 @@ class CorpusCounts:
     def with_skipped(self, reason: str, number: int) -> CorpusCounts:
         """Return these counts with `number` of the documents moved to the skipped ones."""
         counts = CorpusCounts()
-        counts += self
+        counts.add(self)
         if number:
             counts.documents -= number
             counts.lost_records += number

@@ -133,7 +133,7 @@ def _slice_contents(corpus: Corpus, largest: int) -> Iterator[list[CorpusFile] |
             files = []
             size = 0
         if is_cut:
-            yield from batches(corpus.wanted(file), SLICE_CHARACTERS)
+            yield from batches(corpus.documents_up_to_limit(file), SLICE_CHARACTERS)
             if corpus.counts.documents == corpus.spec.max_documents:
                 return
         else:

@@ -98,7 +98,7 @@ class Stages:
             self._shard_tokens.abandon()
         self._report(at_once=True)
         for corpus, counts in zip(self._corpora, self._counts, strict=True):
-            corpus.counts += counts
+            corpus.counts.add(counts)
         return names
 
     def provenance(self) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ class Stages:
         for slice_, path in self._slices():
             for batch in read_slice(path):
                 if isinstance(batch, CorpusCounts):
-                    self._counts[slice_.corpus] += batch
+                    self._counts[slice_.corpus].add(batch)
                 else:
                     yield from self._store(slice_.corpus, batch)
             self._collect(0)

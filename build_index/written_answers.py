@@ -12,9 +12,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from build_index.alignment import CERTAIN, common_beginning, longest_suffix_in, split_after
 from build_index.chat_template import ChatTemplate, RefusalError
-from build_index.conversation_turns import CERTAIN, CLOSING, OPENING, Form, Shape, Turn
+from build_index.conversation_turns import CLOSING, OPENING, Form, Shape, Turn
 from build_index.tool_calls import MAX_CALLS, call_list, is_shown
 
 # Pieces that a template may leave out of a message.
@@ -23,17 +25,31 @@ REASONING = "reasoning texts"
 TEXTS = "message texts"
 
 COMPARED = 64  # characters that tell whether a text is shown
-_PLACES = 64
-_STABLE = 4  # answers of a kind that tell how a template treats others
+# Occurrences of an answer in a history that are tried. A short answer may be anywhere in it.
+_MAX_OCCURRENCES = 64
+_STABLE_ANSWERS = 4  # so many answers of a shape tell how a template treats others
 # Characters rendered for one conversation; later turns are stored as history shows them.
 _MAX_EFFORT = 1 << 25
 _TURN = 512  # a shorter turn counts as so many characters
-_SEARCHED = 16  # characters searched take the time of one that is rendered
-_MAX_CONTROL_LENGTH = 256
+_SEARCHED_PER_RENDERED = 16  # so many characters are searched in the time of one that is rendered
+
+
+class _Addition(NamedTuple):
+    """The text that a rendering adds to the text so far.
+
+    Attributes:
+        before: the text up to an answer, as far as its beginning is known.
+        answer: the text from there on.
+        surplus: the end of the text so far that the rendering lacks.
+    """
+
+    before: str
+    answer: str
+    surplus: str = ""
 
 
 class AnswerWriting:
-    """The writing of one conversation: the text so far, and the rendering that ends where it ends.
+    """Builds the text of a conversation, answer by answer.
 
     Args:
         template: the chat template of the model.
@@ -61,19 +77,22 @@ class AnswerWriting:
         self._history = history
         self._left_out = left_out
         self._text = ""
-        self._base = ""  # the rendering
-        self._done = 0  # turns that it shows
+        self._rendering = ""  # the latest rendering whose text was appended
+        self._turn_count = 0  # turns that it shows
         self._effort = len(history) + _TURN * len(turns)  # characters read and written, about
+        # How many answers of a shape had the same text once they were history, and the shapes of
+        # which one had not.
+        self._same_as_history: Counter[Shape] = Counter()
+        self._unstable: set[Shape] = set()
 
     def text(self) -> str:
         """Return the text of the conversation."""
         answers = [index for index, turn in enumerate(self._turns) if turn.is_assistant]
         if answers == [len(self._turns) - 1] and not self._turns[-1].holds_more:
             return self._history
-        stable: Counter[Shape] = Counter()  # answers that were the same text once they were history
         for run in self._runs(answers):
-            self._append_run(run, stable)
-        if self._done < len(self._turns):
+            self._append_run(run)
+        if self._turn_count < len(self._turns):
             self._append(len(self._turns), self._history)
         return self._text
 
@@ -84,58 +103,62 @@ class AnswerWriting:
         if prompt is None:
             prompt = (self._render(end) if end else None) or ""
         rendered = self._history
-        before = prompt
-        if rendered.startswith(prompt):
-            added = rendered[len(prompt) :]
-        else:
-            size = _longest_suffix(prompt, rendered)
-            same = self._same(prompt, rendered)
-            if size >= CERTAIN:  # the answer changes the history of earlier turns
-                same = rendered.rfind(prompt[len(prompt) - size :]) + size
-            else:
-                before = prompt[:same]
-            added = rendered[same:]
+        prompt_end, begin = split_after(prompt, rendered, self._controls)
+        addition = _Addition(prompt[:prompt_end], rendered[begin:])
         if self._turns[end].holds_more:
-            self._base = ""
-            self._done = 0
-            before, added = self._completed(end, rendered, before, added)
-        return before, added
+            self._rendering = ""
+            self._turn_count = 0
+            addition = self._completed(end, rendered, addition)
+        return addition.before, addition.answer
 
     def _runs(self, answers: list[int]) -> Iterator[list[int]]:
         """Yield answers in lists: neighbours that are alike, with no user's turn between them."""
         run: list[int] = []
         for index in answers:
-            if run:
-                is_spoken_between = any(
-                    turn.role == "user" for turn in self._turns[run[-1] : index]
-                )
-                if is_spoken_between or self._turns[index].shape != self._turns[run[-1]].shape:
-                    yield run
-                    run = []
+            if run and not self._is_same_run(run[-1], index):
+                yield run
+                run = []
             run.append(index)
         if run:
             yield run
 
-    def _append_run(self, run: list[int], stable: Counter[Shape]) -> None:
+    def _is_same_run(self, first: int, second: int) -> bool:
+        """Return whether two answers are alike, with no user's turn between them."""
+        is_spoken_between = any(turn.role == "user" for turn in self._turns[first:second])
+        return not is_spoken_between and self._turns[first].shape == self._turns[second].shape
+
+    def _append_run(self, run: list[int]) -> None:
         """Append answers that are alike, and all turns before them.
 
         Rendering a conversation once for each answer takes time that grows with the square of their
-        number. So once some answers of a kind had the same text as history, the others of that kind
-        are not rendered one by one.
+        number. So once some answers of a shape had the same text as history, the others of that
+        shape are not rendered one by one.
         """
         shape = self._turns[run[0]].shape
         for index in run:
-            if index < self._done:
+            if index < self._turn_count:
                 continue
-            if stable[shape] >= _STABLE and (rendered := self._render(run[-1] + 1)) is not None:
-                if rendered.startswith(self._base):
+            if self._is_stable(shape) and (rendered := self._render(run[-1] + 1)) is not None:
+                if rendered.startswith(self._rendering):
                     self._append(run[-1], rendered)
                     return
-                stable[shape] = -len(self._turns)
-            if (rendered := self._render(index + 1)) is not None:
-                if index != run[0]:
-                    stable[shape] += 1 if rendered.startswith(self._base) else -len(self._turns)
-                self._append(index, rendered)
+                self._unstable.add(shape)
+            rendered = self._render(index + 1)
+            if rendered is None:
+                continue
+            if index != run[0]:
+                self._compare_with_history(shape, rendered)
+            self._append(index, rendered)
+
+    def _is_stable(self, shape: Shape) -> bool:
+        return shape not in self._unstable and self._same_as_history[shape] >= _STABLE_ANSWERS
+
+    def _compare_with_history(self, shape: Shape, rendered: str) -> None:
+        """Record whether the text of an answer has stayed the same, now that it is history."""
+        if rendered.startswith(self._rendering):
+            self._same_as_history[shape] += 1
+        else:
+            self._unstable.add(shape)
 
     def _render(self, end: int, *, prompt: bool = False) -> str | None:
         """Return the text of the turns before `end`; None: it is refused, or all take too long."""
@@ -155,115 +178,96 @@ class AnswerWriting:
 
         The rendering ends with the answer `end`, or with the last turn.
         """
-        before, added = self._added(rendered, end)
-        self._count_history(end, before + added)
+        addition = self._continuation(rendered, end)
+        self._count_history(end, addition.before + addition.answer)
         if end < len(self._turns) and self._turns[end].holds_more:
-            before, added = self._completed(end, rendered, before, added)
-        self._text += before + added
-        self._base = rendered
-        self._done = end + 1
+            addition = self._completed(end, rendered, addition)
+        text = self._text.removesuffix(addition.surplus)
+        self._text = text + addition.before + addition.answer
+        self._rendering = rendered
+        self._turn_count = end + 1
 
     # --- Where a rendering goes on ----------------------------------------------------------------
 
-    def _added(self, rendered: str, end: int) -> tuple[str, str]:
-        """Return the rest of a rendering after the text so far, in two pieces.
-
-        The first piece reaches up to an answer, as far as that is known; the second one begins
-        there. The method removes from the text the end that the rendering does not have.
-        """
-        if rendered.startswith(self._base):
-            return "", rendered[len(self._base) :]
-        answers = (
-            index
-            for index in range(self._done, len(self._turns))
-            if self._turns[index].is_assistant
-        )
-        following = next(answers, None)
-        if following == end and (place := self._after_answer(rendered)) is not None:
-            return "", rendered[place:]
+    def _continuation(self, rendered: str, end: int) -> _Addition:
+        """Return the text of a rendering after the text so far."""
+        if rendered.startswith(self._rendering):
+            return _Addition("", rendered[len(self._rendering) :])
+        following = self._next_answer()
+        if following == end:
+            place = self._after_answer(rendered)
+            if place is not None:
+                return _Addition("", rendered[place:])
         prompt = None if following is None else self._render(following, prompt=True)
         if prompt is None:
-            return "", rendered[self._place(rendered) :]
-        before = prompt[self._place(prompt) :]
-        if rendered.startswith(prompt):
-            return before, rendered[len(prompt) :]
-        size = _longest_suffix(prompt, rendered)
-        if size >= CERTAIN:  # earlier turns are another history as soon as there is this answer
-            return before, rendered[rendered.rfind(prompt[len(prompt) - size :]) + size :]
-        same = self._same(prompt, rendered)
-        return before.removesuffix(prompt[same:]), rendered[same:]
+            place, surplus = self._place(rendered)
+            return _Addition("", rendered[place:], surplus)
+        return self._continuation_by_prompt(prompt, rendered)
+
+    def _next_answer(self) -> int | None:
+        """Return the first answer that is not in the text yet."""
+        for index in range(self._turn_count, len(self._turns)):
+            if self._turns[index].is_assistant:
+                return index
+        return None
+
+    def _continuation_by_prompt(self, prompt: str, rendered: str) -> _Addition:
+        """Return the text of a prompt after the text so far, and that of the answer to it."""
+        place, surplus = self._place(prompt)
+        prompt_end, begin = split_after(prompt, rendered, self._controls)
+        before = prompt[place:].removesuffix(prompt[prompt_end:])
+        return _Addition(before, rendered[begin:], surplus)
 
     def _after_answer(self, rendered: str) -> int | None:
         """Return the place in a rendering behind the last answer of the text so far.
 
         None: the rendering ends that answer in another way.
         """
-        same = self._same(self._base, rendered)
-        tail = self._base[same:]
-        history = rendered[same:-1]  # without its end: an answer there is another one
-        size = _longest_suffix(tail, history)
-        suffix = tail[len(tail) - size :]
-        if not self._turns[self._done - 1].ends_in(suffix, self._form):
+        shared = common_beginning(self._rendering, rendered, self._controls)
+        history = rendered[shared:-1]  # without its end: an answer there is another one
+        suffix, end = longest_suffix_in(self._rendering[shared:], history)
+        if not self._turns[self._turn_count - 1].is_recognizable_in(suffix, self._form):
             return None
-        return same + history.rfind(suffix) + size
+        return shared + end
 
-    def _place(self, rendered: str) -> int:
-        """Return where a rendering goes on after the text so far.
-
-        The method removes from the text the end that the rendering does not have.
-        """
-        base = self._base
-        same = self._same(base, rendered)
-        if same == len(base):
-            return same
-        tail = base[same:]
-        history = rendered[same:]
+    def _place(self, rendered: str) -> tuple[int, str]:
+        """Return where a rendering goes on, and the end of the text so far that it lacks."""
+        shared = common_beginning(self._rendering, rendered, self._controls)
+        tail = self._rendering[shared:]
         if rendered.endswith(tail):  # the template always ends with the beginning of an answer
-            self._text = self._text.removesuffix(tail)
-            return same
-        size = _longest_suffix(tail, history)
-        if size >= CERTAIN:
-            return same + history.rfind(tail[len(tail) - size :]) + size
-        answer = self._turns[self._done - 1].answer
-        place = self._answer_end(answer, base, same, history) if answer else None
+            return shared, tail
+        history = rendered[shared:]
+        suffix, end = longest_suffix_in(tail, history)
+        if len(suffix) >= CERTAIN:
+            return shared + end, ""
+        return shared + self._after_turn(shared, history), ""
+
+    def _after_turn(self, shared: int, history: str) -> int:
+        """Return where the latest turn ends in a history that begins at `shared`.
+
+        0: its answer is not there as written, so the turn stands there once more, as history.
+        """
+        answer = self._turns[self._turn_count - 1].answer
+        place = self._answer_end(answer, shared, history) if answer else None
         if place is None:
-            return same  # the turn stands there once more, as history
-        end = base.rfind(answer) + len(answer)
-        if history.startswith(base[end:], place):
-            return same + place + len(base) - end
-        ending = self._controls.match(history, place)
-        written = self._controls.match(base, end)
-        if ending is not None and written is not None and ending[0] != written[0]:
-            place = ending.end()  # history ends the turn with another token
-        return same + place
+            return 0
+        end = self._rendering.rfind(answer) + len(answer)
+        if history.startswith(self._rendering[end:], place):
+            return place + len(self._rendering) - end
+        history_ending = self._controls.match(history, place)
+        written_ending = self._controls.match(self._rendering, end)
+        if history_ending is None or written_ending is None:
+            return place
+        if history_ending[0] == written_ending[0]:
+            return place
+        return history_ending.end()  # history ends the turn with another token
 
-    def _same(self, first: str, second: str) -> int:
-        """Return the length of the common beginning, in which no control token is cut."""
-        low = 0
-        high = min(len(first), len(second))
-        while low < high:
-            middle = (low + high + 1) // 2
-            if first[low:middle] == second[low:middle]:
-                low = middle
-            else:
-                high = middle - 1
-        return min(self._before_control(first, low), self._before_control(second, low))
-
-    def _before_control(self, text: str, place: int) -> int:
-        """Return the beginning of the control token that a place lies in, or the place."""
-        for match in self._controls.finditer(
-            text, max(0, place - _MAX_CONTROL_LENGTH), place + _MAX_CONTROL_LENGTH
-        ):
-            if match.start() < place < match.end():
-                return match.start()
-        return place
-
-    def _answer_end(self, answer: str, base: str, same: int, history: str) -> int | None:
+    def _answer_end(self, answer: str, shared: int, history: str) -> int | None:
         """Return where the last answer in the history ends; None: it is not there."""
-        if base.endswith(answer, 0, same):
+        if self._rendering.endswith(answer, 0, shared):
             return 0
         place = len(history)
-        for _ in range(_PLACES):
+        for _ in range(_MAX_OCCURRENCES):
             place = history.rfind(answer, 0, place + len(answer) - 1)
             if place < 0:
                 break
@@ -274,27 +278,36 @@ class AnswerWriting:
 
     # --- Pieces that a template leaves out --------------------------------------------------------
 
-    def _count_history(self, end: int, added: str) -> None:
-        """Count the pieces that are not shown of the answers before the one that is added."""
+    def _count_history(self, end: int, text: str) -> None:
+        """Count the pieces that a text does not show of the answers before `end`."""
         place = 0
         absent_by_shape: dict[Shape, Counter[str]] = {}
-        for turn in self._turns[self._done : end]:
+        for turn in self._turns[self._turn_count : end]:
             if not turn.is_assistant or not turn.holds_more:
                 continue
             if self._effort > _MAX_EFFORT and turn.shape in absent_by_shape:
                 self._left_out.update(absent_by_shape[turn.shape])
                 continue
             before = self._left_out.copy()
-            shown = added.find(turn.answer[:COMPARED], place)
-            self._left_out[TEXTS] += shown < 0
-            thought = added.find(turn.thought[:COMPARED], place, shown if shown > place else None)
-            self._left_out[REASONING] += thought < 0
-            self._absent_calls(turn, added, place)
-            searched = max(thought, shown, place) - place if thought >= 0 else len(added)
-            self._effort += searched // _SEARCHED
-            place = max(place, shown)
+            place = self._count_turn(turn, text, place)
             absent_by_shape[turn.shape] = self._left_out - before
         self._left_out += Counter()  # without zeros
+
+    def _count_turn(self, turn: Turn, text: str, begin: int) -> int:
+        """Count the pieces of an answer that a text does not show from `begin` on.
+
+        Returns:
+            Where the answer begins in the text, or `begin` if it is not there.
+        """
+        answer = text.find(turn.answer[:COMPARED], begin)
+        self._left_out[TEXTS] += answer < 0
+        end = answer if answer > begin else None
+        reasoning = text.find(turn.reasoning_text[:COMPARED], begin, end)
+        self._left_out[REASONING] += reasoning < 0
+        self._absent_calls(turn, text, begin)
+        searched = max(reasoning, answer, begin) - begin if reasoning >= 0 else len(text)
+        self._effort += searched // _SEARCHED_PER_RENDERED
+        return max(begin, answer)
 
     def _absent_calls(self, turn: Turn, text: str, begin: int = 0) -> int:
         """Return how many calls of a turn a text does not show, and count them."""
@@ -303,35 +316,31 @@ class AnswerWriting:
         self._left_out.update({CALLS: absent} if absent else {})
         return absent
 
-    def _completed(self, end: int, rendered: str, before: str, added: str) -> tuple[str, str]:
-        """Return both pieces that are added, with the reasoning that the model must have written.
+    def _completed(self, end: int, rendered: str, addition: _Addition) -> _Addition:
+        """Return an addition with the reasoning that the model must have written.
 
         The method counts the pieces that the template does not show.
         """
         turn = self._turns[end]
-        thought = turn.thought
-        answer = turn.answer
-        shows_thought = bool(thought) and thought[:COMPARED] in added
-        if thought and not shows_thought:
-            completed = self._with_thought(turn, end, rendered)
+        added = addition.answer
+        shows_reasoning = bool(turn.reasoning_text) and turn.reasoning_text[:COMPARED] in added
+        if turn.reasoning_text and not shows_reasoning:
+            completed = self._with_reasoning(turn, end, rendered)
             if completed is not None:
                 return completed
             self._left_out[REASONING] += 1
-        if answer and answer[:COMPARED] not in added:
+        if turn.answer and turn.answer[:COMPARED] not in added:
             self._left_out[TEXTS] += 1
         if turn.has_calls:
             prompt = self._turns[end - 1].content.strip()[-COMPARED:] if end else ""
             absent = self._absent_calls(turn, added, max(0, added.rfind(prompt)) if prompt else 0)
-            if (
-                not answer
-                and not shows_thought
-                and absent == len(call_list(turn.calls(self._form)))
-            ):
-                return self._without_turn(end, rendered, before, added)
-        return before, added
+            has_other_pieces = bool(turn.answer) or shows_reasoning
+            if not has_other_pieces and absent == len(call_list(turn.calls(self._form))):
+                return self._without_turn(end, rendered, addition)
+        return addition
 
-    def _with_thought(self, turn: Turn, end: int, rendered: str) -> tuple[str, str] | None:
-        """Return the pieces to add if the model wrote its reasoning after the prompt.
+    def _with_reasoning(self, turn: Turn, end: int, rendered: str) -> _Addition | None:
+        """Return the addition if the model wrote its reasoning after the prompt.
 
         None: that is not known.
         """
@@ -348,26 +357,15 @@ class AnswerWriting:
         elif is_opened:
             written = written.lstrip().removeprefix(OPENING).lstrip("\n")
         ending = rendered[rendered.rfind(answer) + len(answer) :]
-        return prompt[self._place(prompt) :], written.rstrip() + ending
+        place, surplus = self._place(prompt)
+        return _Addition(prompt[place:], written.rstrip() + ending, surplus)
 
-    def _without_turn(self, end: int, rendered: str, before: str, added: str) -> tuple[str, str]:
-        """Return the pieces to add without a turn of which only beginning and end are shown."""
+    def _without_turn(self, end: int, rendered: str, addition: _Addition) -> _Addition:
+        """Return the addition without a turn of which only beginning and end are shown."""
         shorter = self._render(end)
         if shorter is None:
-            return before, added
-        shown = before + added
-        place = max(0, len(shown) - (len(rendered) - self._same(shorter, rendered)))
-        return shown[:place], ""
-
-
-def _longest_suffix(text: str, other: str) -> int:
-    """Return the length of the longest end of `text` that occurs in `other`."""
-    low = 0
-    high = min(len(text), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if text[len(text) - middle :] in other:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+            return addition
+        shown = addition.before + addition.answer
+        shared = common_beginning(shorter, rendered, self._controls)
+        place = max(0, len(shown) - (len(rendered) - shared))
+        return _Addition(shown[:place], "", addition.surplus)

@@ -24,6 +24,7 @@ ScoredColumns = tuple[bytes, bytes, bytes]
 
 FEATURES: int  # columns of a calibration's features
 INSTRUCTIONS: list[int]  # instruction sets of this machine that trees can be evaluated with
+MAX_SHARED_AFTER: int  # groups
 MAX_STORES: int  # datastores of one session
 EVIDENCE_MEMORY: int  # bytes of a session for each node and store
 NODE_MEMORY: int  # bytes of a session for each node
@@ -54,7 +55,9 @@ class NativeKernel:
         DatastoreUnavailableError: a page of the files could not be read.
     """
 
-    def __init__(self, shards: list[ShardView], vocabulary_size: int) -> None: ...
+    def __init__(
+        self, shards: list[ShardView], vocabulary_size: int, sharing: Sharing | None = None
+    ) -> None: ...
     def longest_suffix_match(self, suffix: Sequence[int], /) -> tuple[int, int]:
         """Return match length and count."""
 
@@ -64,6 +67,21 @@ class NativeKernel:
 
     def require_readable(self) -> None:
         """Raise DatastoreUnavailableError if a page of the files could not be read."""
+
+class ShardGroups:
+    """The groups that wrote the occurrences in a shard (`search/shard_groups.hpp`)."""
+
+    def __init__(self, shard: ShardView, keys: npt.NDArray[np.uint64]) -> None:
+        """`keys`: of the group of each document of the shard, in its order."""
+
+class Sharing:
+    """What a group may learn of the shards of a datastore (`search/sharing.hpp`)."""
+
+    def __init__(self, groups: list[ShardGroups], shared_after: int, reader: int | None) -> None:
+        """`groups`: of each shard. `reader`: the key of a group; None: that of no document.
+
+        A ValueError says that `shared_after` is out of range.
+        """
 
 class SuffixCache:
     """Evidence of short suffixes (`session/suffix_cache.hpp`).
@@ -80,7 +98,12 @@ class NativeEvidenceReader:
     """
 
     def __init__(
-        self, shards: list[ShardView], vocabulary_size: int, is_live: bool, cache: SuffixCache, /
+        self,
+        shards: Sequence[ShardView],
+        vocabulary_size: int,
+        is_live: bool,
+        cache: SuffixCache,
+        sharing: Sharing | None = None,
     ) -> None: ...
 
 class NativeCalibration:

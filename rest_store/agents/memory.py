@@ -231,7 +231,7 @@ class AgentMemory:
         except CorpusError as error:
             self.counts.skip_file("unreadable now", str(error), file.size)
             return
-        self.counts += counts
+        self.counts.add(counts)
         yield Texts(name_of(file.path), version or "?", documents)
 
     def _keyed(self, document: Document) -> Iterator[tuple[Key, Document]]:

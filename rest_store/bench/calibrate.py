@@ -80,13 +80,21 @@ def calibrate(
     default = Calibration.default()
     record: list[tuple[bytes, bytes, bytes]] = []
     for nodes, skip in _BUDGETS:
-        replay(fitting, sources, default, max_nodes=nodes, skip=skip, record=record)
+        replay(
+            fitting,
+            sources,
+            default,
+            max_nodes=nodes,
+            learn=False,
+            skip=skip,
+            record=record,
+        )
     fitted = fit_calibration(record, trees=trees, provenance=provenance)
     fitted.save(out)
     outcomes = {}
     for name, calibration in (("default", default), ("fitted", fitted)):
         for nodes in (16, 64):
-            outcome = replay(held_out, sources, calibration, max_nodes=nodes)
+            outcome = replay(held_out, sources, calibration.copy(), max_nodes=nodes)
             outcomes[name, nodes] = outcome
     if as_json:
         table_rows = [

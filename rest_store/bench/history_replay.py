@@ -25,6 +25,7 @@ from rest_store.drafting.sources import PromptLookup
 
 # By name, the other recordings that a live datastore holds while one is replayed.
 OTHERS: dict[str, Order] = {"those before it": in_turn, "all of other tasks": among_others}
+AGAIN = "all outputs, the same one, too"
 LOGITS = "the recycled logits of all others, no live datastore"
 
 
@@ -49,6 +50,7 @@ class Variant(NamedTuple):
         columns: dict[str, Any] = {"nodes": self.max_nodes}
         if self.batch is not None:
             columns["batch"] = self.batch.sequences
+        if self.batch is not None or self.chains:
             columns["shape"] = "chain" if self.chains else "tree"
         return columns
 
@@ -103,6 +105,7 @@ def measure_known(
         sources: Sequence[object],
         variant: Variant,
         context: Context,
+        learning: Calibration,
         references: Sequence[Tokens] = (),
     ) -> Outcome:
         own: list[object] = [PromptLookup()]
@@ -113,7 +116,7 @@ def measure_known(
         return replay(
             [replayed],
             own,
-            calibration,
+            learning,
             max_nodes=variant.max_nodes,
             share_logits=True,
             batch=variant.batch,
@@ -131,27 +134,31 @@ def measure_known(
         reads_all: bool = True,
     ) -> Outcome:
         outcomes = []
+        learning = calibration.copy()
         with new_live_datastore(cast(TokenizerIdentity, tokenizer)) as live:
             own = [*sources, live] if reads_all else sources
             for recording, known in order(recordings, live):
                 if id(recording) in reported_ids:
                     group = earlier(live, recording.key, _fail) if reads_group else ()
-                    outcome = replay_one(recording, known, own, variant, context, group)
+                    outcome = replay_one(recording, known, own, variant, context, learning, group)
                     outcomes.append(outcome)
         return Outcome.from_outcomes(outcomes)
 
     def without_history(sources: Sequence[object], variant: Variant, context: Context) -> Outcome:
+        learning = calibration.copy()
         return Outcome.from_outcomes(
-            replay_one(recording, (), sources, variant, context) for recording in reported
+            replay_one(recording, (), sources, variant, context, learning) for recording in reported
         )
 
     def with_logits_of_others(
         sources: Sequence[object], variant: Variant, context: Context
     ) -> Outcome:
         outcomes = []
+        learning = calibration.copy()
         for recording in reported:
             others = [other for other in recordings if other is not recording]
-            outcomes.append(replay_one(recording, others, sources, variant, context))
+            outcome = replay_one(recording, others, sources, variant, context, learning)
+            outcomes.append(outcome)
         return Outcome.from_outcomes(outcomes)
 
     def outcomes_by_history(

@@ -182,10 +182,9 @@ def replay_beside(
         head_seconds.append(batch.beside(name, cached, tokens))
     head = PlannedHead(head_seconds, batch.drafting_seconds)
     outcome = Outcome()
+    learning = calibration.copy()
     for one in chosen:
-        with DraftSession(
-            [*sources, PromptLookup()], one.prompt, calibration=calibration, learn=False
-        ) as session:
+        with DraftSession([*sources, PromptLookup()], one.prompt, calibration=learning) as session:
             drafter = kind(session, head.for_text(), one, name, batch)
             replayed = walk([one], drafter.opened, max_nodes=max_nodes, batch=batch)
         modelled = replayed.replays[0].modelled + drafter.seconds

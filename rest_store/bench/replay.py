@@ -26,7 +26,7 @@ from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import DataFileError, describe
 
 _SAMPLES = 1000  # of a bootstrap
-_BINS = 20  # of scores, for the comparison with acceptance
+_BINS = 20  # of scores, for the calibration error
 Tokens = npt.NDArray[np.int32]
 Sums = npt.NDArray[np.float64]
 
@@ -78,12 +78,14 @@ class Outcome:
 
     Attributes:
         replays: one for each recording.
-        reliability: float[3, 20]: nodes, sum of their scores and accepted nodes, in 20 bins of the
-            score.
+        scores: for each step, float[n]: the scores of its nodes, without those that are deeper than
+            the rest of the output, of which nobody knows whether the model would write them.
+        accepted: for each step, bool[n]: whether these nodes were accepted.
     """
 
     replays: list[Replayed] = field(default_factory=list)
-    reliability: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, _BINS)))
+    scores: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    accepted: list[npt.NDArray[np.bool_]] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -169,18 +171,62 @@ class Outcome:
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error: mean distance of score and acceptance over the bins."""
-        nodes, promised, accepted = self.reliability
-        return float(np.abs(promised - accepted).sum() / max(1.0, nodes.sum()))
+        """Expected calibration error: mean distance of score and acceptance over 20 bins."""
+        scores, accepted = self._verified()
+        bins = np.minimum((scores * _BINS).astype(np.int64), _BINS - 1)
+        errors = np.bincount(bins, scores - accepted, minlength=_BINS)
+        return float(np.abs(errors).sum() / max(1, scores.size))
 
-    def add_step(self, tree: TokenTree, accepted: npt.NDArray[np.int64]) -> None:
-        """Count the nodes, scores and accepted nodes of a step."""
-        scores = tree.scores
-        if scores is not None:
-            bins = np.minimum((scores * _BINS).astype(np.int64), _BINS - 1)
-            self.reliability[0] += np.bincount(bins, minlength=_BINS)
-            self.reliability[1] += np.bincount(bins, scores, minlength=_BINS)
-            self.reliability[2] += np.bincount(bins[accepted], minlength=_BINS)
+    @property
+    def brier_skill(self) -> float:
+        """Brier skill score of the nodes' scores: 1 if they are the outcomes.
+
+        It is 0 if they are no better than the share of all nodes that is accepted.
+        """
+        scores, accepted = self._verified()
+        rate = float(accepted.mean()) if accepted.size else 0.0
+        error_of_rate = rate * (1 - rate)
+        if error_of_rate == 0:
+            return 0.0
+        return 1 - float(np.square(scores - accepted).mean()) / error_of_rate
+
+    @property
+    def auc(self) -> float:
+        """The chance that of two nodes the accepted one has the greater score; equal ones: a half.
+
+        It is 0.5 where all nodes are accepted, or none.
+        """
+        scores, accepted = self._verified()
+        positive = int(accepted.sum())
+        negative = accepted.size - positive
+        if not positive or not negative:
+            return 0.5
+        _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+        ranks = np.cumsum(counts) - (counts - 1) / 2  # the mean rank of equal scores
+        above = float(ranks[place][accepted > 0].sum()) - positive * (positive + 1) / 2
+        return above / (positive * negative)
+
+    def _verified(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return the scores of all nodes, and 1 for each accepted one, 0 for the others."""
+        scores = np.concatenate([np.zeros(0, np.float32), *self.scores])
+        accepted = np.concatenate([np.zeros(0, np.bool_), *self.accepted])
+        return scores.astype(np.float64), accepted.astype(np.float64)
+
+    def add_step(self, tree: TokenTree, path: npt.NDArray[np.int64], rest: int) -> None:
+        """Note the scores of a step's nodes, and which were accepted.
+
+        Args:
+            tree: the draft.
+            path: its accepted nodes.
+            rest: tokens of the output that follow the context.
+        """
+        if tree.scores is None:
+            return
+        accepted = np.zeros(len(tree), np.bool_)
+        accepted[path] = True
+        is_known = tree.depths <= rest
+        self.scores.append(tree.scores[is_known])
+        self.accepted.append(accepted[is_known])
 
     @classmethod
     def from_outcomes(cls, outcomes: Iterable[Outcome]) -> Outcome:
@@ -188,7 +234,8 @@ class Outcome:
         total = cls()
         for outcome in outcomes:
             total.replays += outcome.replays
-            total.reliability += outcome.reliability
+            total.scores += outcome.scores
+            total.accepted += outcome.accepted
         return total
 
     def as_json(self) -> dict[str, Any]:
@@ -213,6 +260,8 @@ class Outcome:
             "drafted": round(self.drafted, 2),
             "drafting_us": round(self.drafting, 1),
             "calibration_error": round(self.calibration_error, 5),
+            "brier_skill": round(self.brier_skill, 4),
+            "auc": round(self.auc, 4),
             "families": {name: round(mean, 4) for name, mean in self.families.items()},
         }
 
@@ -285,7 +334,7 @@ def walk(
                     tree = drafter.draft(max_nodes, batch.costs(position, max_nodes))
                 took = time.perf_counter() - began
                 path = tree.longest_path(text[position:])
-                outcome.add_step(tree, path)
+                outcome.add_step(tree, path, text.size - position)
                 end = min(position + len(path) + 1, text.size)
                 accepting = time.perf_counter()
                 drafter.accept(text[position:end], known_top_k(recording.top_k, known, end))
@@ -320,7 +369,7 @@ def replay(
     calibration: Calibration,
     *,
     max_nodes: int = 16,
-    learn: bool = False,
+    learn: bool = True,
     skip: int = 0,
     share_logits: bool = False,
     batch: Batch | None = None,
@@ -335,9 +384,10 @@ def replay(
         recordings: as in `walk`.
         sources: sources of each session. Without `share_logits`, each session gets a new
             `RecycledLogits` for one among them.
-        calibration: the calibration of all sessions.
+        calibration: the calibration of all sessions. It learns from recording to recording, as in
+            one program, unless `learn` is false; a `copy` of it begins anew.
         max_nodes: as in `walk`.
-        learn: whether the calibration learns online, across recordings.
+        learn: whether sessions learn from what is accepted.
         skip: as in `walk`.
         share_logits: whether all sessions share the `RecycledLogits` among the sources, as in one
             program.

@@ -13,7 +13,7 @@ from rest_store.bench.baselines import PromptLookupRule, RestRule
 from rest_store.bench.compaction import WHOLE, compacted, contexts
 from rest_store.bench.cost_model import CostModel, make_batches
 from rest_store.bench.history import holding
-from rest_store.bench.history_replay import OTHERS, Variant, measure_known
+from rest_store.bench.history_replay import AGAIN, OTHERS, Variant, measure_known
 from rest_store.bench.measurement_options import (
     Destination,
     calibration_option,
@@ -72,6 +72,14 @@ _LOOKUP_NODES = 10  # of prompt lookup's rule
 )
 @history_from_option
 @click.option(
+    "--again",
+    is_flag=True,
+    help=(
+        "Replay also with the outputs of all recordings in a live datastore, the replayed one, too,"
+        " as when the same is asked again; trees and chains."
+    ),
+)
+@click.option(
     "--groups",
     is_flag=True,
     help=(
@@ -102,6 +110,7 @@ def replay_command(
     no_ablations: bool,
     history: bool,
     history_from: tuple[Path, ...],
+    again: bool,
     groups: bool,
     compact: int | None,
     json_schema: str | None,
@@ -119,7 +128,10 @@ def replay_command(
 
     Figures are of the recordings that the calibration was not fitted to: all tokens, the median
     recording, and families. In a replay every step drafts as many nodes as it may; generation cuts
-    trees where another node costs more time than it saves, so its M is lower.
+    trees where another node costs more time than it saves, so its M is lower. As in a program,
+    sessions learn from one recording to the next how far scores and long matches can be believed.
+    The Brier skill is 1 where scores are the outcomes, and 0 where they say no more than the share
+    of accepted nodes. The AUC is the chance that an accepted node has a greater score than another.
 
     With --compact, prompts have lost their middle, as after a compaction of an agent's context. An
     archive is a reference of the session: it is searched, and the model does not read it.
@@ -133,7 +145,8 @@ def replay_command(
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
     model = None if cost_model is None else CostModel.read(cost_model)
-    identity = tokenizer_identity(stores, tokenizer) if history or history_from else None
+    has_history = bool(history or history_from or again)
+    identity = tokenizer_identity(stores, tokenizer) if has_history else None
     used = load_calibration(calibration)
     chosen = read_all(recordings, stores, tokenizer)[::every]
     reported = unfitted(chosen, used, "bench replay")
@@ -147,6 +160,7 @@ def replay_command(
     orders = {
         **(OTHERS if history else {}),
         **{name: holding(others) for name, others in known.items()},
+        **({AGAIN: holding(chosen)} if again else {}),
     }
 
     def show(drafting: str, nodes: int, outcome: Outcome) -> None:
@@ -159,6 +173,11 @@ def replay_command(
         "reported": len(reported),
     }
     variants = [Variant(counted(nodes, "node"), nodes) for nodes in max_nodes]
+    if again:
+        variants += [
+            Variant(f"chains of {counted(nodes, 'node')}", nodes, chains=True)
+            for nodes in max_nodes
+        ]
     grammar = None
     if json_schema is not None:
         grammar = recorded_grammar(json_schema, reported, stores, tokenizer)
@@ -179,7 +198,8 @@ def replay_command(
             if row["drafting"] == "session":
                 click.echo(
                     f"calibration error with {counted(row['nodes'], 'node')}:"
-                    f" {row['calibration_error']:.4f}"
+                    f" {row['calibration_error']:.4f}, Brier skill {row['brier_skill']:.3f},"
+                    f" AUC {row['auc']:.3f}"
                 )
         results["rows"] = table_rows
     else:
@@ -264,7 +284,7 @@ def measure(
         add(f"REST's rule, {name}", _REST_NODES, walk(recordings, opening, max_nodes=_REST_NODES))
 
     def add_session(name: str, nodes: int, own: list[object]) -> None:
-        add(name, nodes, replay(recordings, own, calibration, max_nodes=nodes))
+        add(name, nodes, replay(recordings, own, calibration.copy(), max_nodes=nodes))
 
     combined = {name: [store] for name, store in stores.items()}
     if len(stores) > 1:

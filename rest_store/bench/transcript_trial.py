@@ -216,7 +216,9 @@ def try_transcripts(
             own = [[], [*sources.values()], *map(partial(_all_but, sources), sources)]
             outcomes.append(
                 [
-                    replay(recordings, [PromptLookup(), *some], calibration, max_nodes=max_nodes)
+                    replay(
+                        recordings, [PromptLookup(), *some], calibration.copy(), max_nodes=max_nodes
+                    )
                     for some in own
                 ]
             )

@@ -17,6 +17,7 @@ from rest_store.datastore.validation import (
     IntSequence,
     check_int,
     check_tree_limits,
+    label,
     tail,
     tails,
     too_many_tokens,
@@ -24,7 +25,7 @@ from rest_store.datastore.validation import (
 from rest_store.errors import DatastoreClosedError, describe
 
 if TYPE_CHECKING:
-    from rest_store._kernel import NativeKernel
+    from rest_store._kernel import NativeKernel, Sharing
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +35,21 @@ class Snapshot:
     Attributes:
         views: the shards as the kernel reads them; none after `close`.
         kernel: what answers queries over them.
+        sharing: which of the occurrences in them queries may tell of; None: all.
     """
 
     views: Sequence[ShardView]
     kernel: NativeKernel
+    sharing: Sharing | None = None
 
     @classmethod
-    def from_views(cls, views: Sequence[ShardView], vocabulary_size: int) -> Snapshot:
+    def from_views(
+        cls, views: Sequence[ShardView], vocabulary_size: int, sharing: Sharing | None = None
+    ) -> Snapshot:
         """Return the snapshot of `views`, at least one; ids are `0 .. vocabulary_size - 1`."""
-        return cls(views, native_kernel().NativeKernel(list(views), vocabulary_size))
+        more = () if sharing is None else (sharing,)
+        kernel = native_kernel().NativeKernel(list(views), vocabulary_size, *more)
+        return cls(views, kernel, sharing)
 
     @classmethod
     def closed(cls, path: Path) -> Snapshot:
@@ -83,6 +90,15 @@ class Store(ABC):
 
         May be called again.
         """
+
+    def read_as(self, group: str) -> Store:
+        """Return this datastore as `group` may read it: a live one may hold texts from others.
+
+        Raises:
+            DocumentError: `group` is not a valid group.
+        """
+        label("datastore", "a group", group)
+        return self
 
     def __enter__(self: Opened) -> Opened:
         return self

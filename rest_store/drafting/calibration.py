@@ -29,9 +29,12 @@ _VERSION = 1  # of files, and of the features that the trees read
 
 
 class Calibration:
-    """Gradient-boosted trees over the features of a candidate, and weights that learn online.
+    """Gradient-boosted trees over the features of a candidate, and experience that grows online.
 
-    Sessions that share a calibration learn together. Thread-safe.
+    The experience is weights, and counts of how often the token that continues a long match came
+    next (`rest_store/native/session/match_experience.hpp`). Files hold the weights alone: the
+    counts belong to the texts that a process writes. Sessions that share a calibration learn
+    together. Thread-safe.
 
     Args:
         gbdt: the trees, as `fit` returns them.
@@ -76,10 +79,13 @@ class Calibration:
 
         `provenance` says to which data it was fitted.
         """
-        default = _default()
-        calibration = cls.__new__(cls)
-        calibration.native = type(default.native)(default.native)  # shares the trees
-        calibration.provenance = copy.deepcopy(default.provenance)
+        return _default().copy()
+
+    def copy(self) -> Calibration:
+        """Return a copy that begins with the same experience and learns on its own."""
+        calibration = Calibration.__new__(Calibration)
+        calibration.native = type(self.native)(self.native)  # shares the trees
+        calibration.provenance = copy.deepcopy(self.provenance)
         return calibration
 
     @classmethod

@@ -93,11 +93,11 @@ def follow_changes(native: NativeSession, datastores: Iterable[OpenStore]) -> No
 
 
 # By kernel: a datastore that is closed drops its kernel, and so its reader. All readers of a
-# datastore share a cache.
+# datastore share a cache, those of its namespaces too.
 _readers: weakref.WeakKeyDictionary[NativeKernel, NativeEvidenceReader] = (
     weakref.WeakKeyDictionary()
 )
-_caches: weakref.WeakKeyDictionary[Store, SuffixCache] = weakref.WeakKeyDictionary()
+_caches: weakref.WeakKeyDictionary[object, SuffixCache] = weakref.WeakKeyDictionary()
 
 
 def reader_of(store: Store) -> NativeEvidenceReader:
@@ -117,10 +117,14 @@ def reader_of(store: Store) -> NativeEvidenceReader:
     if reader is not None:
         return reader
     native = native_kernel()
-    cache = _caches.get(store)
+    owner: object = getattr(store, "backend", store)
+    cache = _caches.get(owner)
     if cache is None:
-        cache = _caches.setdefault(store, native.SuffixCache(len(snapshot.views), store.is_live))
-    made = native.NativeEvidenceReader(snapshot.views, store.vocabulary_size, store.is_live, cache)
+        cache = _caches.setdefault(owner, native.SuffixCache(len(snapshot.views), store.is_live))
+    more = () if snapshot.sharing is None else (snapshot.sharing,)
+    made = native.NativeEvidenceReader(
+        snapshot.views, store.vocabulary_size, store.is_live, cache, *more
+    )
     return _readers.setdefault(snapshot.kernel, made)
 
 

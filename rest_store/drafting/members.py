@@ -47,6 +47,7 @@ class MemberSettings:
         references: int32[n] each; prompt lookup searches these, too.
         recycled_logits: key under which sessions share recycled logits; None: these are no source.
         origins: what the session calls the sources.
+        group: the group that the generation is of; "": none.
     """
 
     learn: bool
@@ -55,6 +56,7 @@ class MemberSettings:
     references: Sequence[npt.NDArray[np.int32]] = ()
     recycled_logits: bytes | None = None
     origins: Origins = _ORIGINS
+    group: str = ""
 
 
 class Member(Protocol):

@@ -196,6 +196,14 @@ def earlier(
         return []
 
 
+def are_groups_apart(target: object) -> bool:
+    """Return whether `target` is a live datastore that was opened with `shared_after`."""
+    try:
+        return bool(getattr(target, "shared_after", 1) > 1)
+    except Exception:  # it is closed, or anybody's code
+        return True
+
+
 def remember(
     target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts
 ) -> None:

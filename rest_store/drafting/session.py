@@ -94,6 +94,9 @@ class DraftSession:
             last: an edited file, an earlier answer to the same prompt, a template. Prompt lookup,
             which must be among `sources`, searches them, too. They are no part of the text.
             Services search them, too, unless their clients keep the text.
+        group: the group that this generation is of. A datastore that was opened with `shared_after`
+            tells it of that group's documents, and of token sequences that enough groups wrote; ""
+            of the latter alone.
 
     Raises:
         SourceError: an object is not a source, is there twice, or there are too many; or there are
@@ -104,6 +107,7 @@ class DraftSession:
         ArgumentError: `source_timeout` out of range.
         ContextTypeError, QueryError: `prompt`, or a reference, is not 1-D integers of
             0 .. 2^31 - 1.
+        DocumentError: `group` is not a valid group.
         NativeKernelError: the kernel was not compiled.
 
     Learning keeps scores accurate on new text: about as many tokens are accepted as the scores
@@ -128,6 +132,7 @@ class DraftSession:
         tokenizer: object = None,
         source_timeout: float | None = None,
         references: Iterable[IntSequence] = (),
+        group: str = "",
     ) -> None:
         require_sources("draft session", sources)
         require_source_timeout("draft session", source_timeout)
@@ -146,6 +151,7 @@ class DraftSession:
             learn=learn,
             tokenizer=None if tokenizer is None else identity_of(tokenizer),
             timeout=source_timeout,
+            group=group,
         )
 
     def __len__(self) -> int:

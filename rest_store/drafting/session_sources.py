@@ -14,6 +14,7 @@ import numpy.typing as npt
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
+from rest_store.datastore.validation import label
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.draft_options import Accepted, DraftOptions, TopK
 from rest_store.drafting.grammar import ConstrainedTree, Grammar
@@ -90,6 +91,7 @@ class SessionSources:
         tokenizer: of the session; None: that of the first datastore in this process.
         prompt: int32[n], the text so far.
         references: int32[n] each, as in `DraftSession`.
+        group: as in `DraftSession`.
 
     Attributes:
         native: the kernel's side of the session.
@@ -115,13 +117,19 @@ class SessionSources:
         learn: bool,
         tokenizer: TokenizerIdentity | None,
         timeout: float | None,
+        group: str = "",
     ) -> None:
         if references and not any(isinstance(source, PromptLookup) for source in sources):
             raise SourceError(
                 "draft session: references without a PromptLookup among the sources, expected one"
                 " to search them"
             )
-        self.native, self.datastores = kernel_session(calibration, sources, learn=learn)
+        self._group = label("draft session", "a group", group)
+        own = [
+            source.read_as(group) if group and isinstance(source, Store) else source
+            for source in sources
+        ]
+        self.native, self.datastores = kernel_session(calibration, own, learn=learn)
         self.members: list[OpenMember] = []
         self.service_origins = 0
         self.waited = 0.0
@@ -207,6 +215,7 @@ class SessionSources:
                 references,
                 logits_key,
                 Origins(1 << index, lookup_origin, logits_origin),
+                self._group,
             )
             name = self._names[index]
             try:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from rest_store.datastore.render import counted
 from rest_store.drafting.remembering import RememberCounts
+from rest_store.engines.request import Acceptance
 from rest_store.errors import error_text
 
 COUNTERS = {  # name: (label, description)
@@ -18,6 +19,8 @@ COUNTERS = {  # name: (label, description)
     "accepted_tokens": ("", "Draft tokens accepted."),
     "source_draft_tokens": ("source", "Draft tokens verified that a source proposed."),
     "source_accepted_tokens": ("source", "Draft tokens accepted that a source proposed."),
+    "accepted_prediction_tokens": ("", "Accepted draft tokens from predictions of requests."),
+    "rejected_prediction_tokens": ("", "Rejected draft tokens from predictions of requests."),
     "errors": ("where", "Errors, each answered with fewer drafts or none."),
     "steps": ("", "Steps of the engine that asked for drafts."),
     "seconds": ("", "Seconds that drafting took."),
@@ -25,6 +28,7 @@ COUNTERS = {  # name: (label, description)
     "dropped_documents": ("", "Outputs that could not be added."),
 }
 _MAX_REASONS = 16  # errors that are logged
+_MAX_REASONS_OF_KIND = 4  # so that one kind leaves room for others
 _MAX_REASON_LENGTH = 200  # characters
 
 # By name and label; the label is "" where a counter has none.
@@ -45,6 +49,7 @@ class EngineMetrics:
         labels: labels of the Prometheus metrics, such as the number of the engine. All metrics of a
             process have the same names of labels. None: nothing is exported.
         clock: returns the time in seconds.
+        log_requests: whether each request that ends gets a line; if not, those with a prediction.
 
     Attributes:
         documents: counts of queued documents whose outcome is not counted yet.
@@ -57,6 +62,8 @@ class EngineMetrics:
         interval: float = 10.0,
         labels: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        log_requests: bool = False,
     ) -> None:
         self.documents: list[RememberCounts] = []
         self._sources = sources
@@ -67,7 +74,8 @@ class EngineMetrics:
         self._counts: Totals = Counter()
         # Sources as a bitmask, whether accepted.
         self._verified: Counter[tuple[int, bool]] = Counter()
-        self._reasons: set[str] = set()
+        self._log_requests = log_requests
+        self._reasons: dict[str, str] = {}  # that were logged, with the place of each
         self._logged_at = clock()
         self._logged: Totals = Counter()
         self._exported: Totals = Counter()
@@ -96,9 +104,20 @@ class EngineMetrics:
         self.count("errors", label=where)
         text = error if isinstance(error, str) else error_text(error)
         reason = " ".join(text[:_MAX_REASON_LENGTH].split())  # on one line
-        if reason not in self._reasons and len(self._reasons) < _MAX_REASONS:
-            self._reasons.add(reason)
+        of_kind = list(self._reasons.values()).count(where)
+        has_room = of_kind < _MAX_REASONS_OF_KIND and len(self._reasons) < _MAX_REASONS
+        if reason not in self._reasons and has_room:
+            self._reasons[reason] = where
             self._log.warning("rest-store: no drafts (%s): %s; said once", where, reason)
+
+    def end_request(self, id: str, acceptance: Acceptance) -> None:
+        """Count the tokens of a prediction, and log the line of a request that has ended."""
+        prediction = acceptance.prediction
+        if prediction is not None:
+            self.count("accepted_prediction_tokens", prediction.accepted_tokens)
+            self.count("rejected_prediction_tokens", prediction.rejected_tokens)
+        if prediction is not None or self._log_requests:
+            self._log.info("rest-store: request %s: %s", id, request_line(acceptance))
 
     def totals(self) -> Totals:
         """Return all counters."""
@@ -170,6 +189,20 @@ def summary_line(totals: Totals, sessions: int) -> str:
     errors = _by_label(totals, "errors")
     if errors:
         phrases.append(f"errors: {errors}")
+    return "; ".join(phrases)
+
+
+def request_line(acceptance: Acceptance) -> str:
+    """Return a line about the drafts of one request."""
+    tokens = counted(acceptance.tokens, "token")
+    drafted = counted(acceptance.draft_tokens, "draft token")
+    phrases = [
+        f"{tokens} in {counted(acceptance.steps, 'step')}",
+        f"{drafted}, {acceptance.accepted_tokens} accepted",
+    ]
+    if (prediction := acceptance.prediction) is not None:
+        phrases.append(f"accepted_prediction_tokens {prediction.accepted_tokens}")
+        phrases.append(f"rejected_prediction_tokens {prediction.rejected_tokens}")
     return "; ".join(phrases)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeAlias
@@ -15,6 +16,9 @@ from rest_store.drafting.draft_options import TopK
 from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.session import DraftSession
+from rest_store.engines.prediction import Prediction
+from rest_store.engines.sources import RequestSources
+from rest_store.errors import describe
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
 NO_TREE = TokenTree([], [], [], scores=[], origins=[])
@@ -34,6 +38,12 @@ class NewRequest(NamedTuple):
         group: of the document that is remembered, as `LiveDatastore.add` takes it.
         epoch: the same.
         grammar: that the output follows; None: none that is known here.
+        drafts: whether it gets drafts.
+        namespace: that it chooses among those of the settings; None: the engine's own.
+        datastores: names of those that it chooses among those of the settings; None: all.
+        adapter: name of the LoRA adapter that writes it; "": the model alone.
+        placeholders: indices of tokens of the prompt that are no text, such as those of an image.
+            Nothing is drafted from them.
     """
 
     id: str
@@ -45,6 +55,11 @@ class NewRequest(NamedTuple):
     group: str = ""
     epoch: int = 0
     grammar: Grammar | None = None
+    drafts: bool = True
+    namespace: object = None
+    datastores: object = None
+    adapter: str = ""
+    placeholders: Sequence[int] | npt.NDArray[np.integer[Any]] = ()
 
 
 def parse_extra_arguments(arguments: object, report: Callable[[str], None]) -> dict[str, Any]:
@@ -63,10 +78,30 @@ def parse_extra_arguments(arguments: object, report: Callable[[str], None]) -> d
         )
         return {}
     fields: dict[str, Any] = {"references": parse_prediction(arguments.get("prediction"), report)}
-    for name in ("group", "epoch"):
-        if name in arguments:
+    for name in ("group", "epoch", "namespace", "datastores"):
+        if arguments.get(name) is not None:
             fields[name] = arguments[name]
+    if not drafts_of(arguments, report):
+        fields["drafts"] = False
     return fields
+
+
+def drafts_of(arguments: object, report: Callable[[str], object]) -> bool:
+    """Return whether a request gets drafts, by the extra argument `drafts`; true if it is absent.
+
+    Some engines pass true and false on as 1 and 0.
+
+    Args:
+        arguments: as in `parse_extra_arguments`.
+        report: called with the reason if the argument is left out.
+    """
+    value = arguments.get("drafts") if isinstance(arguments, Mapping) else None
+    if value is None:
+        return True
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    report(describe("request", "drafts", reprlib.repr(value), "true or false"))
+    return True
 
 
 def parse_prediction(prediction: object, report: Callable[[str], None]) -> list[IntSequence | str]:
@@ -122,45 +157,112 @@ class StepRequest(NamedTuple):
     under_way: Tokens | None = None
 
 
+class Acceptance(NamedTuple):
+    """The drafts of one request, since it came back if the engine had put it off.
+
+    Attributes:
+        tokens: that it has written.
+        steps: that have written tokens.
+        draft_tokens: draft tokens that were verified.
+        accepted_tokens: draft tokens that the model also produced.
+        prediction: the text that was expected, with the draft tokens from it; None: there was none.
+    """
+
+    tokens: int
+    steps: int
+    draft_tokens: int
+    accepted_tokens: int
+    prediction: Prediction | None = None
+
+
 class EngineRequest:
     """A request that the engine works on.
 
     Args:
         new: how it began.
+        sources: of its session.
+        prediction: the text that is expected in its output; None: none was named.
 
     Attributes:
         new: how it began, without its text.
+        prompt_length: tokens of the prompt that are text.
         session: None until it is opened, and after an error.
         is_given_up: whether it gets no drafts any more: its text or references hold a token that
             the model does not have, or drafting failed for it and not for others.
         drafted: the session's latest draft; None: there is none for the text as it is.
+        sources: as above.
     """
 
-    def __init__(self, new: NewRequest) -> None:
+    def __init__(
+        self, new: NewRequest, sources: RequestSources, prediction: Prediction | None = None
+    ) -> None:
         self.new = new._replace(tokens=())
+        self.sources = sources
+        self._prediction = prediction
         self.session: DraftSession | None = None
         self.is_given_up = False
         self.drafted: TokenTree | None = None
-        self._text = array("i", np.asarray(new.tokens, np.int32).tobytes())
+        self._written = 0
+        self._steps = 0
+        self._draft_tokens = 0
+        self._accepted_tokens = 0
+        # By origins of the session, those of the engine.
+        self._origins: dict[int, int] = {}
+        placeholders = np.unique(np.asarray(new.placeholders, np.int64))
+        self._placeholder_count = placeholders.size
+        tokens = np.delete(np.asarray(new.tokens, np.int32), placeholders)
+        self.prompt_length = new.prompt_length - self._placeholder_count
+        self._text = array("i", tokens.tobytes())
         self._latest_sizes: list[int] = []  # tokens of the last two steps
-        self._document_start = new.prompt_length  # of the next document
+        self._document_start = self.prompt_length  # of the next document
 
     def __len__(self) -> int:
-        """Return the number of tokens of the text."""
-        return len(self._text)
+        """Return the number of tokens that the engine has, placeholders among them."""
+        return self._placeholder_count + len(self._text)
 
     @property
     def text(self) -> Tokens:
-        """The text, int32[n], a copy."""
+        """The text without placeholders, int32[n], a copy."""
         return np.array(self._text, np.int32)
 
-    def accepted_nodes(self, step: StepRequest) -> tuple[list[int], list[int]]:
-        """Return the origins of each verified draft token, and the indices of the accepted ones."""
+    @property
+    def acceptance(self) -> Acceptance:
+        """The drafts so far. Engines may write beyond the most tokens, and drop the rest."""
+        most = self.new.max_tokens
+        return Acceptance(
+            self._written if most is None else min(self._written, most),
+            self._steps,
+            self._draft_tokens,
+            self._accepted_tokens,
+            self._prediction,
+        )
+
+    def count_step(self, step: StepRequest) -> tuple[list[int], list[int]]:
+        """Count what became of the draft that a step has verified.
+
+        Returns:
+            The origins of each draft token among the engine's sources, and the indices of the
+            accepted ones.
+        """
+        self._steps += 1
+        self._written += step.tokens.size
         tree = self.drafted if step.verified is None else step.verified
         if tree is None or not len(tree):
             return [], []
-        path = tree.longest_path(step.tokens.tolist())
-        return np.asarray(tree.origins).tolist(), path.tolist()
+        path = tree.longest_path(step.tokens.tolist()).tolist()
+        origins = [self._of_engine(mask) for mask in np.asarray(tree.origins).tolist()]
+        self._draft_tokens += len(tree)
+        self._accepted_tokens += len(path)
+        if self._prediction is not None:
+            self._prediction.count(self._text[-2:].tolist(), tree, origins, path)
+        return origins, path
+
+    def _of_engine(self, origins: int) -> int:
+        """Return origins of the session as those of the engine, which may have more sources."""
+        if origins not in self._origins:
+            places = enumerate(self.sources.places)
+            self._origins[origins] = sum(1 << to for bit, to in places if origins >> bit & 1)
+        return self._origins[origins]
 
     def extend(self, tokens: Tokens) -> None:
         """Append the tokens of a step."""
@@ -176,7 +278,7 @@ class EngineRequest:
         start = self._document_start
         last = len(self._text)
         if self.new.max_tokens is not None:
-            last = min(last, self.new.prompt_length + self.new.max_tokens)
+            last = min(last, self.prompt_length + self.new.max_tokens)
         end = last
         # An end token in the last two steps is the end.
         for index in range(max(start, len(self._text) - sum(self._latest_sizes)), last):

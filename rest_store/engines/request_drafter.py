@@ -10,14 +10,25 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import check_int, label
 from rest_store.drafting.batch import accept_all, draft_all, look_ahead_all
 from rest_store.drafting.draft_policy import Pauses
 from rest_store.drafting.output_document import OutputDocument
-from rest_store.drafting.remembering import RememberCounts, add_to, earlier, remember
+from rest_store.drafting.remembering import (
+    RememberCounts,
+    RememberTarget,
+    add_to,
+    are_groups_apart,
+    earlier,
+    remember,
+)
 from rest_store.drafting.session import DraftSession
 from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.prediction import Prediction
 from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest, Tokens
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import describe
@@ -63,6 +74,7 @@ class RequestDrafter:
         clock: returns the time in seconds.
 
     Attributes:
+        vocabulary_size: as above.
         before_rest: called, without a lock of this, before outputs are remembered because the
             engine is idle or ends. An engine whose steps are read a step late reads the last one
             then; None: no step is read late.
@@ -80,8 +92,8 @@ class RequestDrafter:
     ) -> None:
         self.metrics = metrics
         self.before_rest: Callable[[], None] | None = None
+        self.vocabulary_size = vocabulary_size
         self._sources = sources
-        self._vocabulary_size = vocabulary_size
         self._clock = clock
         self._requests: dict[str, EngineRequest] = {}
         self._services = Pauses()
@@ -110,14 +122,14 @@ class RequestDrafter:
         with self._lock:
             try:
                 self._close_session(self._requests.pop(request.id, None))
-                self._requests[request.id] = EngineRequest(self._prepared(request))
+                self._requests[request.id] = self._begun(request)
             except Exception as error:
                 self.metrics.count_error("begin", error)
 
-    def _prepared(self, request: NewRequest) -> NewRequest:
-        """Return a request with its references as token ids, after the documents of its group.
+    def _begun(self, request: NewRequest) -> EngineRequest:
+        """Return a request with its sources, and its references as token ids.
 
-        Malformed arguments are left out.
+        The documents of its group are the first references. Malformed arguments are left out.
         """
         report = partial(self.metrics.count_error, "references")
         try:
@@ -126,14 +138,26 @@ class RequestDrafter:
         except Exception as error:
             report(error)
             request = request._replace(group="", epoch=0)
-        if not request.group and request.grammar is not None:
+        sources = self._sources.chosen(
+            request.namespace,
+            request.datastores,
+            request.adapter,
+            partial(self.metrics.count_error, "choices"),
+        )
+        apart = are_groups_apart(sources.target)
+        if not request.group and request.grammar is not None and not apart:
             request = request._replace(group=request.grammar.group)
-        references = earlier(self._sources.target, request.group, report)
+        predicted: list[npt.NDArray[np.int32]] = []
         try:
-            references += self._sources.encoded(request.references)
+            predicted = self._sources.encoded(request.references)
         except Exception as error:
             report(error)
-        return request._replace(references=references)
+        references = [*earlier(sources.target, request.group, report), *predicted]
+        return EngineRequest(
+            request._replace(references=references),
+            sources,
+            Prediction(predicted, self._sources.lookup) if predicted else None,
+        )
 
     def draft(
         self, steps: Sequence[StepRequest], shape: str = "tree", *, length: int = 0
@@ -181,7 +205,7 @@ class RequestDrafter:
             request = self._requests.get(step.id)
             if request is None or not step.tokens.size:
                 continue
-            origins, accepted = request.accepted_nodes(step)
+            origins, accepted = request.count_step(step)
             self.metrics.count_draft(origins, accepted)
             self._from_services += self._owed_to_services(origins, accepted)
             self._written += 1
@@ -249,7 +273,7 @@ class RequestDrafter:
         wanted: list[_Wanted] = []
         for index, step in enumerate(steps):
             request = self._requests.get(step.id)
-            if request is None or step.max_nodes <= 0:
+            if request is None or step.max_nodes <= 0 or not request.new.drafts:
                 continue
             session = self._session(request)
             if session is not None:
@@ -297,9 +321,9 @@ class RequestDrafter:
             return True
         smallest = int(tree.tokens.min())
         greatest = int(tree.tokens.max())
-        if smallest >= 0 and greatest < self._vocabulary_size:
+        if smallest >= 0 and greatest < self.vocabulary_size:
             return True
-        expected = f"0..{self._vocabulary_size - 1}"
+        expected = f"0..{self.vocabulary_size - 1}"
         self.metrics.count_error("tokens", describe("draft", "token id", greatest, expected))
         return False
 
@@ -308,8 +332,15 @@ class RequestDrafter:
         if request.session is None and not request.is_given_up:
             try:
                 new = request.new
+                # Those who share a grammar are not one group of readers.
+                is_named = new.grammar is None or new.group != new.grammar.group
                 request.session = self._sources.session(
-                    request.text, new.references, new.grammar, new.prompt_length
+                    request.text,
+                    new.references,
+                    new.grammar,
+                    request.prompt_length,
+                    request.sources,
+                    group=new.group if is_named else "",
                 )
             except Exception as error:
                 self.metrics.count_error("open", error)
@@ -326,33 +357,36 @@ class RequestDrafter:
             self._remember(ended)
             for request in ended:
                 self._close_session(request)
+                self.metrics.end_request(request.new.id, request.acceptance)
 
     def _remember(self, requests: Iterable[EngineRequest]) -> None:
         """Queue the outputs of requests since their last documents to be remembered."""
-        target = self._sources.target
-        if target is None:
-            return
-        try:
-            documents = self._documents(requests)
-            if documents:
+        for target, documents in self._documents(requests):
+            try:
                 counts = RememberCounts()
                 self.metrics.documents.append(counts)
                 remember(target, documents, counts)
-        except Exception as error:
-            self.metrics.count_error("remember", error)
+            except Exception as error:
+                self.metrics.count_error("remember", error)
 
-    def _documents(self, requests: Iterable[EngineRequest]) -> list[OutputDocument]:
-        """Return the outputs of requests as documents, equal texts once."""
-        documents: dict[str, OutputDocument] = {}
+    def _documents(
+        self, requests: Iterable[EngineRequest]
+    ) -> list[tuple[RememberTarget, list[OutputDocument]]]:
+        """Return the outputs of requests as documents, by target, equal texts once."""
+        targets: dict[int, tuple[RememberTarget, dict[str, OutputDocument]]] = {}
         for request in requests:
+            target = request.sources.target
+            if target is None:
+                continue
             try:
                 document = request.document()
             except Exception as error:  # of one request
                 self.metrics.count_error("remember", error)
                 continue
             if document is not None:
+                _, documents = targets.setdefault(id(target), (target, {}))
                 documents[document.id] = document
-        return list(documents.values())
+        return [(target, [*documents.values()]) for target, documents in targets.values()]
 
     def drop(self, ids: Iterable[str]) -> None:
         """Close the sessions of requests that the engine puts off. These begin anew later."""
@@ -406,10 +440,9 @@ class RequestDrafter:
             for request in self._requests.values():
                 self._close_session(request)
             self._requests.clear()
-            target = self._sources.target
-            if documents and target is not None:
+            for target, some in documents:
                 try:  # not queued: at the end of a program, no thread starts any more
-                    add_to(target, documents)
+                    add_to(target, some)
                 except Exception as error:
                     self.metrics.count_error("remember", error)
             try:

@@ -8,13 +8,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rest_store.datastore.validation import label
 from rest_store.drafting.sources import require_source_timeout
-from rest_store.errors import ArgumentError, describe
+from rest_store.errors import ArgumentError, DocumentError, describe
+from rest_store.live.sharing import MAX_SHARED_AFTER
 from rest_store.service.connection_options import Access
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on
 
+ADAPTER_MARK = "/lora:"  # between a namespace and an adapter's name
 _SOURCE_TIMEOUT = 0.02  # seconds: about a step of an engine
 _DRAFTING = ("local", "remote")
 
@@ -27,6 +30,22 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 
+def _are_datastores(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return _are_texts([*value, *value.values()])
+    return _are_texts(value)
+
+
+def _is_namespace(value: object) -> bool:
+    if not _is_text(value) or ADAPTER_MARK in str(value):
+        return False
+    try:
+        label("", "", str(value))
+    except DocumentError:
+        return False
+    return True
+
+
 def _is_timeout(value: object) -> bool:
     try:
         require_source_timeout("", value)
@@ -35,16 +54,26 @@ def _is_timeout(value: object) -> bool:
     return value is not None
 
 
+def _is_group_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= MAX_SHARED_AFTER
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """The settings of a drafter inside a serving engine.
 
     Attributes:
         datastores: the datastores to draft from: directories, frozen or live, and locations of
-            datastores elsewhere, such as `host:50051/code` or `s3://bucket/code`.
+            datastores elsewhere, such as `host:50051/code` or `s3://bucket/code`. A list, or an
+            object with a name for each, by which requests may choose some of them.
         remember: a live datastore that outputs are added to, and that is drafted from, too: a new
             or existing directory, or the location of one in a service; None: nothing is remembered.
+        shared_after: of `remember` where it is a directory: drafts tell the group of a request of
+            what other groups wrote once so many groups have written it, 1..64; None: as it was
+            opened last.
         namespace: of `remember`: outputs are added to it, and only its documents are drafted from.
+        namespaces: others that a request may choose. What requests of one namespace have written is
+            drafted for no request of another, from memory or from recycled logits.
         drafting: "local": datastores from elsewhere are copied, and the copies of live ones follow
             them; "remote": each step asks their services for drafts.
         cache: directory for the copies; None: `~/.cache/rest-store`.
@@ -56,19 +85,30 @@ class EngineSettings:
         tls_cert: PEM file of a client certificate.
         tls_key: PEM file of its key.
         tls_server_name: name in the services' certificates, if not the host.
+        log_requests: whether the log has a line for each request that ends; if not, only for those
+            with a prediction.
         kinds: a check and an expected value, in words, of each setting that is not a text.
     """
 
     kinds: ClassVar[dict[str, tuple[Callable[[object], bool], str]]] = {
-        "datastores": (_are_texts, "a list of strings"),
+        "datastores": (_are_datastores, "a list of strings, or an object of names and strings"),
+        "namespace": (_is_namespace, f"a name without {ADAPTER_MARK!r}"),
+        "namespaces": (
+            lambda value: isinstance(value, list | tuple) and all(map(_is_namespace, value)),
+            f"a list of names without {ADAPTER_MARK!r}",
+        ),
+        "log_requests": (lambda value: isinstance(value, bool), "true or false"),
         "drafting": (lambda value: value in _DRAFTING, f"one of {', '.join(_DRAFTING)}"),
+        "shared_after": (_is_group_count, f"a whole number of 1..{MAX_SHARED_AFTER}"),
         "source_timeout": (_is_timeout, "seconds from 0 on"),
         "tls": (lambda value: isinstance(value, bool), "true or false"),
     }
 
-    datastores: Sequence[str] = ()
+    datastores: Sequence[str] | Mapping[str, str] = ()
     remember: str | None = None
+    shared_after: int | None = None
     namespace: str = ""
+    namespaces: Sequence[str] = ()
     drafting: str = "local"
     cache: str | None = None
     source_timeout: float = _SOURCE_TIMEOUT
@@ -78,6 +118,19 @@ class EngineSettings:
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_server_name: str | None = None
+    log_requests: bool = False
+
+    @property
+    def has_names(self) -> bool:
+        """Whether datastores have names that are not their locations."""
+        return isinstance(self.datastores, Mapping)
+
+    @property
+    def locations(self) -> dict[str, str]:
+        """The location of each datastore by its name, which is the location itself in a list."""
+        if isinstance(self.datastores, Mapping):
+            return dict(self.datastores)
+        return {location: location for location in self.datastores}
 
     @classmethod
     def read(cls, settings: object, where: str) -> Self:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,8 @@ from rest_store.drafting.draft_options import parse_references
 from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
+from rest_store.drafting.sources import PromptLookup, require_sources
+from rest_store.engines.scopes import Scope, Scopes
 from rest_store.engines.settings import EngineSettings
 from rest_store.errors import (
     DeadlineError,
@@ -34,6 +37,27 @@ from rest_store.live.agent_memory import sources_of
 from rest_store.live.open_store import open_store
 
 _CLIENT_SECONDS = 0.1  # of a step, which waits for `source_timeout` at most
+_MAX_KEPT_TEXTS = 32  # whose token ids are kept: requests often come again with the same one
+
+
+class RequestSources(NamedTuple):
+    """The sources of one request.
+
+    Attributes:
+        datastores: datastores and services; the memory of its scope, if there is one.
+        scope: what it shares with other requests.
+        places: for each source of its session, its index among `EngineSources.names`.
+    """
+
+    datastores: list[Any]
+    scope: Scope
+    places: list[int]
+
+    @property
+    def target(self) -> RememberTarget | None:
+        """What its output is added to; None: it is not remembered."""
+        memory: RememberTarget | None = self.scope.memory
+        return memory
 
 
 class EngineSources:
@@ -49,10 +73,10 @@ class EngineSources:
         log: gets a warning for each service that does not answer yet.
 
     Attributes:
-        labels: names of the sources in metrics, by their index in a session.
+        labels: names of the sources in metrics, by their index in a session that has all of them.
         names: the same with the grammar of a request, which is the last one of its session.
         here: origins of the sources in this process, as a bitmask.
-        target: a live datastore that outputs are added to; None: nothing is remembered.
+        lookup: origin of prompt lookup, as a bitmask.
 
     Raises:
         RestStoreError: of the subclass for the cause: something cannot be opened, or has another
@@ -71,45 +95,84 @@ class EngineSources:
     ) -> None:
         self._tokenizer = tokenizer
         self._identity = None if tokenizer is None else identity_of(tokenizer, name)
-        self._timeout = settings.source_timeout
+        self._settings = settings
         self._calibration = Calibration.default()
-        self._logits = RecycledLogits()
-        locations = dict.fromkeys(map(_normal, settings.datastores))
-        remember = None if settings.remember is None else _normal(settings.remember)
-        if remember is not None:
-            locations[remember] = None
-        sources: dict[str, Any] = {}  # by their labels
-        target: Any = None
+        self._encode = lru_cache(_MAX_KEPT_TEXTS)(self._token_ids)
+        locations: dict[str, list[str]] = {}  # with the names of each
+        for named, location in settings.locations.items():
+            names = locations.setdefault(_normal(location), [])
+            names += [named] if settings.has_names else [_normal(named), named]
+        self._remembered = None if settings.remember is None else _normal(settings.remember)
+        if self._remembered is not None:
+            locations.setdefault(self._remembered, [])
+        self.labels: list[str] = []
+        self._sources: list[Any] = []
+        self._names_of: list[Collection[str]] = []  # of each source, for requests that choose
+        self._memory_place = -1  # index of the source that outputs are added to
         with ExitStack() as stack:
-            for location in locations:
-                is_remembered = location == remember
-                opened = self._open(location, settings, is_remembered, log)
+            for location, names in locations.items():
+                is_remembered = location == self._remembered
+                opened = self._open(location, is_remembered, log)
                 stack.callback(opened.close)
                 kinds = _kinds_of(opened, settings.namespace if is_remembered else "")
-                label = "memory" if is_remembered else location
+                label = "memory" if is_remembered else names[0]
                 for kind, source in kinds.items():
-                    sources[f"{label}/{kind}" if kind else label] = source
+                    if is_remembered and not kind:
+                        self._memory_place = len(self._sources)
+                    self.labels.append(f"{label}/{kind}" if kind else label)
+                    self._sources.append(source)
+                    self._names_of.append(() if is_remembered else names)
                 if is_remembered:
-                    target = kinds[""]
-            self._sources = list(sources.values())
+                    self._memory_back_end = opened
             require_sources(where, [*self._sources, PromptLookup()])
             self._require_same_tokenizers(vocabulary_size)
+            namespaces = dict.fromkeys([settings.namespace, *settings.namespaces])
+            self._scopes = Scopes(self._memory, [*namespaces])
             self._stack = stack.pop_all()
-        self.labels = [*sources, "prompt", "logits"]
+        self.labels += ["prompt", "logits"]
+        self.names = [*self.labels, "grammar"]
+        self.lookup = 1 << len(self._sources)
         elsewhere = [
             bit for bit, source in enumerate(self._sources) if not isinstance(source, Store)
         ]
-        self.names = [*self.labels, "grammar"]
         self.here = sum(1 << bit for bit in range(len(self.names)) if bit not in elsewhere)
-        self.target: RememberTarget | None = target
 
-    def _open(
-        self, location: str, settings: EngineSettings, is_remembered: bool, log: logging.Logger
-    ) -> Any:
+    @property
+    def target(self) -> RememberTarget | None:
+        """What outputs are added to unless a request chooses; None: nothing is remembered."""
+        memory: RememberTarget | None = self._scopes.of(self._settings.namespace, "").memory
+        return memory
+
+    def _memory(self, namespace: str) -> Any:
+        """Return the memory of one namespace; None: nothing is remembered."""
+        if self._memory_place < 0:
+            return None
+        if namespace == self._settings.namespace:
+            return self._sources[self._memory_place]
+        if isinstance(self._memory_back_end, Store):
+            live: Any = self._memory_back_end
+            return live.namespace(namespace)
+        from rest_store.service.client.client import DatastoreClient  # loads gRPC
+
+        return DatastoreClient(
+            str(self._remembered),
+            tokenizer=self._identity,
+            namespace=namespace,
+            timeout=self._client_seconds,
+            **self._settings.access(),
+        )
+
+    @property
+    def _client_seconds(self) -> float:
+        """The time limit of clients, which must not give up before the step does."""
+        return max(_CLIENT_SECONDS, self._settings.source_timeout)
+
+    def _open(self, location: str, is_remembered: bool, log: logging.Logger) -> Any:
         """Open the datastore at `location`, or a client of its service.
 
         A client is opened if the settings say so, or if there is no copy yet.
         """
+        settings = self._settings
         access = settings.access() if is_remote(location) else {}
         if settings.drafting == "local" or not is_remote(location):
             with suppress(ServiceUnavailableError, DeadlineError):
@@ -119,8 +182,13 @@ class EngineSources:
                     )
                 from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
 
+                shared_after = None if is_remote(location) else settings.shared_after
                 return LiveDatastore.open(
-                    location, tokenizer=self._tokenizer, cache=settings.cache, **access
+                    location,
+                    tokenizer=self._tokenizer,
+                    shared_after=shared_after,
+                    cache=settings.cache,
+                    **access,
                 )
         from rest_store.service.client.startup import open_client  # loads gRPC
 
@@ -129,8 +197,7 @@ class EngineSources:
             lambda line: log.warning("rest-store: %s", line),
             tokenizer=self._identity,
             namespace=settings.namespace if is_remembered else "",
-            # A client must not give up before the step does.
-            timeout=max(_CLIENT_SECONDS, settings.source_timeout),
+            timeout=self._client_seconds,
             **access,
         )
 
@@ -160,15 +227,82 @@ class EngineSources:
             raise TokenizerLoadError(
                 "engine: there is no tokenizer, expected one for references that are texts"
             )
-        encode: Any = getattr(self._tokenizer, "encode", None)
         return parse_references(
             [
-                encode(reference, add_special_tokens=False)
-                if isinstance(reference, str)
-                else reference
+                self._encode(reference) if isinstance(reference, str) else reference
                 for reference in references
             ]
         )
+
+    def _token_ids(self, text: str) -> Any:
+        encode: Any = getattr(self._tokenizer, "encode", None)
+        return encode(text, add_special_tokens=False)
+
+    def chosen(
+        self,
+        namespace: object = None,
+        datastores: object = None,
+        adapter: str = "",
+        report: Callable[[str | Exception], object] | None = None,
+    ) -> RequestSources:
+        """Return the sources of a request. Whatever the settings do not name is left out.
+
+        Args:
+            namespace: that the request names; None: the engine's own. With another than those of
+                the settings, it has no memory, and shares nothing.
+            datastores: names that the request names, a list or one of them; None: all.
+            adapter: name of the LoRA adapter that writes it; "": the model alone.
+            report: called with the reason for each that is left out.
+        """
+        report = report or (lambda reason: None)
+        scope = self._scope(namespace, adapter, report)
+        places = self._places(datastores, report)
+        is_default = scope is self._scopes.of(self._settings.namespace, "")
+        sources: list[Any] = []
+        kept: list[int] = []
+        for place, source in enumerate(self._sources):
+            if place == self._memory_place:
+                source = scope.memory
+            elif self._names_of[place]:
+                source = source if place in places else None
+            elif not is_default:  # other texts beside the memory are those of the engine's own
+                source = None
+            if source is not None:
+                sources.append(source)
+                kept.append(place)
+        count = len(self._sources)
+        return RequestSources(sources, scope, [*kept, count, count + 1, count + 2])
+
+    def _scope(
+        self, namespace: object, adapter: str, report: Callable[[str | Exception], object]
+    ) -> Scope:
+        name = self._settings.namespace if namespace is None else namespace
+        names = self._scopes.namespaces
+        if name not in names:
+            found, expected = reprlib.repr(name), f"one of {', '.join(map(repr, names))}"
+            report(describe("request", "namespace", found, expected))
+            return Scope(None)
+        try:
+            return self._scopes.of(str(name), adapter)
+        except Exception as error:
+            report(error)
+            return Scope(None)
+
+    def _places(
+        self, datastores: object, report: Callable[[str | Exception], object]
+    ) -> Collection[int]:
+        """Return the indices of the datastores that a request names."""
+        if datastores is None:
+            return range(len(self._sources))
+        names = datastores if isinstance(datastores, list | tuple) else [datastores]
+        places = set()
+        for name in names:
+            of_name = [place for place, known in enumerate(self._names_of) if name in known]
+            places.update(of_name)
+            if not of_name:
+                expected = f"one of {', '.join(map(repr, self._settings.locations)) or 'none'}"
+                report(describe("request", "a datastore", reprlib.repr(name), expected))
+        return places
 
     def session(
         self,
@@ -176,6 +310,8 @@ class EngineSources:
         references: Sequence[Any] = (),
         grammar: Grammar | None = None,
         prompt: int | None = None,
+        chosen: RequestSources | None = None,
+        group: str = "",
     ) -> DraftSession:
         """Return a session for a request.
 
@@ -185,20 +321,27 @@ class EngineSources:
             grammar: that its output follows; left out where there are as many datastores as a
                 session takes.
             prompt: tokens of `text` that are no output; None: all are none.
+            chosen: as `chosen` returns it; None: without a choice.
+            group: of the request, as `DraftSession` takes it.
 
         Raises:
             RestStoreError: as `DraftSession`.
         """
-        has_room = len(self._sources) < int(native_kernel().MAX_STORES)
-        own = [] if grammar is None or not has_room else [grammar]
+        chosen = self.chosen() if chosen is None else chosen
+        datastores, scope, _ = chosen
+        own_grammar = None
+        if len(datastores) < int(native_kernel().MAX_STORES):
+            own_grammar = scope.own(grammar)
+        own = [] if own_grammar is None else [own_grammar]
         begin = text.size if prompt is None or not own else prompt
         session = DraftSession(
-            [*self._sources, PromptLookup(), self._logits, *own],
+            [*datastores, PromptLookup(), scope.logits, *own],
             text[:begin],
             references=references,
             calibration=self._calibration,
             tokenizer=self._identity,
-            source_timeout=self._timeout,
+            source_timeout=self._settings.source_timeout,
+            group=group,
         )
         if begin < text.size:  # the grammar follows the output from its first token on
             session.accept(text[begin:])
@@ -206,8 +349,13 @@ class EngineSources:
 
     def close(self) -> None:
         """Write queued outputs, for two seconds at most, and close all sources."""
-        if self.target is not None:
-            flush(self.target)
+        for scope in self._scopes:
+            memory = scope.memory
+            if memory is None:
+                continue
+            flush(memory)
+            if memory not in self._sources and not isinstance(memory, Store):
+                memory.close()
         self._stack.close()
 
 

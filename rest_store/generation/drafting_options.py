@@ -15,7 +15,7 @@ from rest_store.datastore.validation import IntSequence, check_int, label
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.draft_options import parse_references
 from rest_store.drafting.grammar import Grammar
-from rest_store.drafting.remembering import earlier, require_target
+from rest_store.drafting.remembering import are_groups_apart, earlier, require_target
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, require_sources
 from rest_store.errors import ArgumentError, DataFileError, describe
@@ -102,9 +102,14 @@ class DraftingOptions:
         return next((source for source in self.sources or () if isinstance(source, Grammar)), None)
 
     def group_of(self, row: int, rows: int) -> str:
-        """Return the group of a row's output: where the caller names none, that of its grammar."""
-        grammar = None if self.group else self.grammar_of(row, rows)
-        return self.group if grammar is None else grammar.group
+        """Return the group of a row's output: where the caller names none, that of its grammar.
+
+        Where groups are kept apart, those who share a grammar are not one group.
+        """
+        if self.group or are_groups_apart(self.remember):
+            return self.group
+        grammar = self.grammar_of(row, rows)
+        return "" if grammar is None else grammar.group
 
     def session_factory(
         self, rows: int, failed: Callable[[Exception], object]
@@ -135,6 +140,7 @@ class DraftingOptions:
                 calibration=calibration,
                 references=references,
                 tokenizer=self.tokenizer,
+                group=self.group,
             )
 
         return make

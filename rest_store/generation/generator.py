@@ -112,13 +112,13 @@ class Generator:
             group: of `rest_store.generate`; where there is none, that of the grammar.
             epoch: of `rest_store.generate`.
             compare: before it, generate plainly and with drafts in turns and with the same random
-                numbers, for up to about half a minute. All goes on as if that had not been done:
-                torch's random generators, recycled logits, and what is remembered.
-            on_piece: called with what each forward pass wrote.
+                numbers, for up to about half a minute. The comparison leaves torch's random
+                generators, recycled logits and the memory unchanged.
+            on_piece: called with the `Piece` of each forward pass.
             options: of `model.generate`, `stop_strings` included.
 
         Returns:
-            Tokens, text, and what drafting gave.
+            Tokens, text, and the statistics of drafting.
 
         Raises:
             RestStoreError: as `rest_store.generate`; ArgumentError for a bad prompt, ArgumentError
@@ -132,13 +132,11 @@ class Generator:
             raise NotSupportedError(
                 describe("Generator", name, "passed with compare=True", expected)
             )
-        drafting = replace(
-            self._options, references=self._tokens_of(references), group=group, epoch=epoch
+        drafting, options = self._prepare(
+            options, references, group, epoch, json_schema=json_schema, regex=regex, grammar=grammar
         )
-        options = self._with_stop_strings(options)
-        drafting, options = self._constrained(drafting, options, json_schema, regex, grammar)
         comparison = self._compare(prompt, drafting, options) if compare else None
-        output = self._write(self._inputs(prompt), drafting, options, on_piece)
+        output = self._generate(self._inputs(prompt), drafting, options, on_piece)
         if isinstance(prompt, str):
             self._warn_of_chats(output)
         return replace(output, comparison=comparison)
@@ -161,14 +159,13 @@ class Generator:
         pass of it while the next piece is waited for. A stream that is dropped before its end is
         closed, but does not fill a cache of yours: close it for that.
         """
-        drafting = replace(
-            self._options, references=self._tokens_of(references), group=group, epoch=epoch
+        drafting, model_options = self._prepare(
+            options, references, group, epoch, json_schema=json_schema, regex=regex, grammar=grammar
         )
-        of_model = self._with_stop_strings(options)
-        drafting, of_model = self._constrained(drafting, of_model, json_schema, regex, grammar)
         inputs = self._inputs(prompt)
         return Stream(
-            lambda drive: self._run(inputs, drafting, of_model, drive), type(self.model).__name__
+            lambda drive: self._run(inputs, drafting, model_options, drive),
+            type(self.model).__name__,
         )
 
     def grammar(
@@ -176,7 +173,7 @@ class Generator:
     ) -> Grammar | None:
         """Return the grammar that `generate` uses for one of these, or None for none.
 
-        Arguments and errors as of `generate`.
+        Arguments and errors as in `generate`.
         """
         grammars, _ = self._constraints.of({}, json_schema, regex, grammar)
         return grammars[0] if grammars else None
@@ -210,19 +207,7 @@ class Generator:
 
         return self.model.generate(**inputs, **_masked(options, drafting), custom_generate=loop)
 
-    def _constrained(
-        self,
-        drafting: DraftingOptions,
-        options: dict[str, Any],
-        json_schema: Any,
-        regex: Any,
-        grammar: Any,
-    ) -> tuple[DraftingOptions, dict[str, Any]]:
-        """Return options with the grammars of the output, and with tokens that end it."""
-        grammars, options = self._constraints.of(options, json_schema, regex, grammar)
-        return replace(drafting, grammars=grammars), options
-
-    def _write(
+    def _generate(
         self,
         inputs: Mapping[str, Any],
         drafting: DraftingOptions,
@@ -234,15 +219,16 @@ class Generator:
         # The latest: a wrapper of the model may generate more than once.
         generation: Generation | None = None
 
-        def drive(begun: Generation) -> Any:
+        def drive(new: Generation) -> Any:
             nonlocal generation
-            generation = begun
-            with begun:
-                for piece in begun if on_piece is not None else ():
-                    # `model.generate` has turned them off.
-                    with torch.set_grad_enabled(with_gradients):
-                        on_piece(piece)  # type: ignore[misc]  # it is not None here
-                return begun.result()
+            generation = new
+            with new:
+                if on_piece is not None:
+                    for piece in new:
+                        # `model.generate` has turned them off.
+                        with torch.set_grad_enabled(with_gradients):
+                            on_piece(piece)
+                return new.result()
 
         result = self._run(inputs, drafting, options, drive)
         if generation is None:
@@ -278,7 +264,7 @@ class Generator:
 
         def drafted(**changes: Any) -> float:
             own = replace(_copied(drafting), **changes)
-            return timed(lambda: self._write(self._inputs(prompt), own, options))
+            return timed(lambda: self._generate(self._inputs(prompt), own, options))
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DraftingWarning)  # the generation itself issues it
@@ -306,40 +292,69 @@ class Generator:
         """
         return flush(None, seconds)
 
+    def _prepare(
+        self,
+        options: Mapping[str, Any],
+        references: Any,
+        group: str,
+        epoch: int,
+        *,
+        json_schema: Any,
+        regex: Any,
+        grammar: Any,
+    ) -> tuple[DraftingOptions, dict[str, Any]]:
+        """Return the options of drafting and those of `model.generate` for one generation.
+
+        Arguments and errors as in `generate`.
+        """
+        tokens = self._tokens_of(references)
+        drafting = replace(self._options, references=tokens, group=group, epoch=epoch)
+        model_options = self._with_stop_strings(options)
+        grammars, model_options = self._constraints.of(model_options, json_schema, regex, grammar)
+        return replace(drafting, grammars=grammars), model_options
+
     def _with_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return options of `model.generate` with a criterion in place of stop strings.
 
-        These need a tokenizer, which `model.generate` does not pass on to a custom loop. They may
-        be an argument, or be in a `generation_config`: that of the call or that of the model.
+        These need a tokenizer, which `model.generate` does not pass on to a custom loop.
         """
-        others = {
-            name: value
-            for name, value in options.items()
-            if name not in ("stop_strings", "tokenizer")
-        }
-        config = options.get("generation_config")
-        of_configs = [
-            getattr(one, "stop_strings", None)
-            for one in (config, getattr(self.model, "generation_config", None))
-        ]
-        strings = next(
-            (one for one in (options.get("stop_strings"), *of_configs) if one is not None), None
-        )
+        strings = self._stop_strings(options)
         if strings is None:
-            return others
+            return _without(options, "stop_strings", "tokenizer")
         tokenizer = options.get("tokenizer")
         tokenizer = self._needed_tokenizer() if tokenizer is None else tokenizer
         criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
+        others = self._without_stop_strings(options)
         others["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
-        if of_configs[1] is not None:
+        return others
+
+    def _stop_strings(self, options: Mapping[str, Any]) -> Any:
+        """Return the stop strings of a call; None: there are none.
+
+        They are an argument, or stand in a `generation_config`: that of the call or of the model.
+        """
+        configs = (options.get("generation_config"), self._model_config())
+        strings = [options.get("stop_strings"), *map(_stop_strings_in, configs)]
+        return next((value for value in strings if value is not None), None)
+
+    def _without_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options with which `model.generate` sees no stop strings, and no tokenizer."""
+        others = _without(options, "stop_strings", "tokenizer")
+        config = options.get("generation_config")
+        if _stop_strings_in(self._model_config()) is not None:
             # None in a configuration of the call would be replaced by the model's, and None as an
             # argument must not stand beside a configuration.
-            of_call = {} if config is None else _parameters_of(others.pop("generation_config"))
-            return {**of_call, **others, "stop_strings": None}
-        if of_configs[0] is not None:
+            call_parameters: dict[str, Any] = {}
+            if config is not None:
+                call_parameters = _parameters_of(others.pop("generation_config"))
+            return {**call_parameters, **others, "stop_strings": None}
+        if _stop_strings_in(config) is not None:
             others["generation_config"] = copy.deepcopy(config)
             others["generation_config"].stop_strings = None
         return others
+
+    def _model_config(self) -> Any:
+        return getattr(self.model, "generation_config", None)
 
     def _inputs(self, prompt: Any) -> dict[str, torch.Tensor]:
         """Return a prompt as arguments of `model.generate`, on the model's device.
@@ -364,7 +379,7 @@ class Generator:
         return {name: tensor.to(device_of(self.model)) for name, tensor in rows.items()}
 
     def _tokens_of(self, references: Any) -> Any:
-        """Return references as token ids; what is no list, `DraftingOptions` refuses."""
+        """Return references as token ids; `DraftingOptions` refuses anything but a list."""
         if not isinstance(references, list | tuple):
             return references
         return [
@@ -378,9 +393,9 @@ class Generator:
 
     def _warn_of_chats(self, output: GeneratorOutput) -> None:
         """Warn if a text ended at once that may have been meant as a question to a chat model."""
-        (written,) = output.tokens
+        (tokens,) = output.tokens
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
-        if has_template and len(written) == 1 and written[0] in self.tokenizer.all_special_ids:
+        if has_template and len(tokens) == 1 and tokens[0] in self.tokenizer.all_special_ids:
             warnings.warn(
                 "rest-store: the model ended the text after 1 token. The prompt was continued as it"
                 ' is; to ask a chat model, pass messages: [{"role": "user", "content": ...}]',
@@ -407,8 +422,16 @@ def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentit
         return None
 
 
+def _without(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def _stop_strings_in(config: Any) -> Any:
+    return getattr(config, "stop_strings", None)
+
+
 def _parameters_of(config: Any) -> dict[str, Any]:
-    """Return what a generation configuration sets, as arguments of `model.generate`."""
+    """Return the parameters that a generation configuration sets, as those of `model.generate`."""
     known = vars(GenerationConfig())
     return {
         name: value

@@ -4,7 +4,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const links = [...document.querySelectorAll("a.pass")];
 const panel = document.getElementById("pass");
-const KEY = "Downwards: what was written, ✓ drafted. Beside it: what else was drafted there. Letters are sources; " +
+const KEY = "Downwards: the text, ✓ drafted. Beside it: other draft tokens at that place. Letters are sources; " +
   "percentages say how probable it was, before the pass, that the token would be accepted.";
 let chosen = 0;
 
@@ -20,13 +20,17 @@ function counted(number, noun) {
   return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }
 
-function look(origin) {
-  if (!origin) return "model";
-  return origin & (origin - 1) ? "several" : `source-${Math.log2(origin)}`;
+/** Return the CSS class of a node: that of its one source, or that of several. */
+function sourceClass(origins) {
+  if (!origins) return "model";
+  const isOne = (origins & (origins - 1)) === 0;
+  return isOne ? `source-${Math.log2(origins)}` : "several";
 }
 
-function sourcesOf(origin) {
-  return data.labels.map((label, bit) => [label, "ABCDEFGH"[bit]]).filter((_, bit) => (origin >> bit) & 1);
+/** Return the label and the letter of each source in a mask. */
+function sourcesOf(origins) {
+  const sources = data.labels.map((label, bit) => [label, "ABCDEFGH"[bit]]);
+  return sources.filter((_, bit) => (origins >> bit) & 1);
 }
 
 /** Return a text of one line in which white space can be seen. */
@@ -34,9 +38,13 @@ function visible(text) {
   return text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "→") || "∅";
 }
 
+/** Return a duration as text, with about three digits. */
 function duration(microseconds) {
-  if (microseconds >= 999500) return `${(microseconds / 1e6).toFixed(2)} s`;
-  return `${(microseconds / 1000).toFixed(microseconds < 995 ? 2 : microseconds < 99500 ? 1 : 0)} ms`;
+  const milliseconds = microseconds / 1000;
+  if (microseconds < 995) return `${milliseconds.toFixed(2)} ms`;
+  if (microseconds < 99500) return `${milliseconds.toFixed(1)} ms`;
+  if (microseconds < 999500) return `${milliseconds.toFixed(0)} ms`;
+  return `${(microseconds / 1e6).toFixed(2)} s`;
 }
 
 /** Return a token of the tree as a box: its text, and below it its sources and its acceptance probability. */
@@ -48,10 +56,15 @@ function box(text, kind, below, description) {
     make("span", { class: "hidden" }, `, ${description}`));
 }
 
+/** Return a score in thousandths as text; it is negative where a node has none. */
+function percentage(score) {
+  if (score < 0) return "";
+  return score < 10 ? "<1 %" : `${Math.round(score / 10)} %`;
+}
+
 function nodeBox(pass, node, accepted) {
   const sources = sourcesOf(pass.origins[node]);
-  const score = pass.scores[node];
-  const percent = score < 0 ? "" : score < 10 ? "<1 %" : `${Math.round(score / 10)} %`;
+  const percent = percentage(pass.scores[node]);
   const letters = sources.map(([, letter]) => letter).join("");
   const description = [
     accepted ? "accepted" : "not accepted",
@@ -59,7 +72,7 @@ function nodeBox(pass, node, accepted) {
     `from ${sources.map(([label]) => label).join(" and ")}`,
   ].filter(Boolean).join(", ");
   const below = [accepted ? "✓" : "", letters, percent].filter(Boolean).join(" ");
-  return box(pass.texts[node], look(pass.origins[node]), below, description);
+  return box(pass.texts[node], sourceClass(pass.origins[node]), below, description);
 }
 
 /** Return the nodes that follow each node (-1: the context), the likeliest first. */
@@ -71,15 +84,17 @@ function childrenOf(pass) {
   return children;
 }
 
-/** Return a list of nodes that were not accepted, each with what follows it. */
+/** Return a list of nodes that were not accepted, each with the list of its children. */
 function branches(pass, children, nodes) {
   return make("ul", {}, ...nodes.map((node) => {
+    const item = make("li", {}, nodeBox(pass, node, false));
     const following = children.get(node);
-    return make("li", {}, nodeBox(pass, node, false), ...(following.length ? [branches(pass, children, following)] : []));
+    if (following.length) item.append(branches(pass, children, following));
+    return item;
   }));
 }
 
-/** Return the draft tree: downwards what was written, and beside each token what else was drafted in its place. */
+/** Return the draft tree: downwards the text, and beside each token the other draft tokens at its place. */
 function tree(pass) {
   const children = childrenOf(pass);
   const path = make("ol", {});
@@ -116,15 +131,16 @@ function times(pass) {
   return [bar, list];
 }
 
+/** Return a button that chooses the pass `step` passes further. */
 function button(text, label, step) {
-  const made = make("button", { type: "button", "aria-label": label }, text);
-  made.disabled = !links[chosen + step];
-  made.addEventListener("click", () => {
+  const element = make("button", { type: "button", "aria-label": label }, text);
+  element.disabled = !links[chosen + step];
+  element.addEventListener("click", () => {
     choose(chosen + step);
     const again = panel.querySelector(`button[aria-label="${label}"]`);
     (again.disabled ? panel.querySelector("button:enabled") : again)?.focus();
   });
-  return made;
+  return element;
 }
 
 /** Mark the text of a pass, and draw its tree. */
@@ -146,7 +162,7 @@ function show(number) {
   );
 }
 
-/** Show a pass that the reader asked for: in sight, with the focus if that is in the text, and in the address. */
+/** Show a pass that the reader chose: in sight, with the focus if that is in the text, and in the address. */
 function choose(number) {
   const follows = document.activeElement.classList.contains("pass");
   show(number);
@@ -157,7 +173,7 @@ function choose(number) {
 }
 
 /** Return the pass that the address names, or else the first one with an accepted draft. */
-function first() {
+function passOfAddress() {
   const named = links.findIndex((link) => `#${link.id}` === location.hash);
   return named >= 0 ? named : Math.max(0, data.passes.findIndex((pass) => pass.accepted.length));
 }
@@ -179,5 +195,5 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   choose(places[event.key]);
 });
-window.addEventListener("hashchange", () => show(first()));
-if (links.length) show(first());
+window.addEventListener("hashchange", () => show(passOfAddress()));
+if (links.length) show(passOfAddress());

@@ -63,11 +63,12 @@ def page(
     return document(f"{title}: how it was drafted", body, style=style, script=script, data=data)
 
 
-def look(origin: int) -> str:
-    """Return the class of tokens of an origin: of the model, of one source, or of several."""
-    if not origin:
+def source_class(origins: int) -> str:
+    """Return the CSS class of a token: that of the model, of its one source, or of several."""
+    if not origins:
         return "model"
-    return f"source-{origin.bit_length() - 1}" if origin & (origin - 1) == 0 else "several"
+    is_one = origins & (origins - 1) == 0
+    return f"source-{origins.bit_length() - 1}" if is_one else "several"
 
 
 def letters(origin: int) -> str:
@@ -128,14 +129,14 @@ def _segment(origin: int, count: int, total: int, labels: Sequence[str]) -> str:
         f"{_names(origin, labels)}: {counted(count, 'token')}, {100 * count / total:.0f} %"
     )
     return (
-        f'<span class="{look(origin)}" style="flex-grow:{count}"'
+        f'<span class="{source_class(origin)}" style="flex-grow:{count}"'
         f' title="{title}"><b>{letters(origin)}</b></span>'
     )
 
 
 def _entry(origin: int, label: str, share: float, said: str) -> str:
     return (
-        f'<li><span class="sample {look(origin)}">{letters(origin)}</span> <span'
+        f'<li><span class="sample {source_class(origin)}">{letters(origin)}</span> <span'
         f' class="label">{escape(label)}</span> <span class="share">{100 * share:.0f} %</span>'
         f' <span class="soft">{said}</span></li>\n'
     )
@@ -159,7 +160,7 @@ def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str
                 kind = " line" if text.endswith("\n") else ""
             title = escape(_names(origin, labels))
             spans.append(
-                f'<span class="{look(origin)}{kind}" title="{title}">{escape(text)}</span>'
+                f'<span class="{source_class(origin)}{kind}" title="{title}">{escape(text)}</span>'
             )
         shown.append(
             f'<a class="pass" id="pass-{number}" href="#pass-{number}">{"".join(spans)}</a>'

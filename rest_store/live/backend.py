@@ -67,10 +67,12 @@ class Backend:
             raise DatastoreClosedError(describe(self.path, "the datastore", "closed", "open"))
         return segments
 
-    def snapshot(self, namespace: str) -> Snapshot:
-        """Return the shards that queries of a namespace read from now on."""
+    def snapshot(self, namespace: str, reader: str) -> Snapshot:
+        """Return the shards that queries of a namespace read from now on, by group `reader`."""
         segments = self._segments
-        return Snapshot.closed(self.path) if segments is None else segments.snapshot(namespace)
+        if segments is None:
+            return Snapshot.closed(self.path)
+        return segments.snapshot(namespace, reader)
 
     def stored(self) -> Documents:
         """Return the stored documents, opened for reading. The caller closes them.

@@ -56,6 +56,7 @@ def show(directory: Path, *, as_json: bool) -> None:
         ("live", str(info.path)),
         ("tokens", f"{info.token_count:,} in {counted(info.document_count, 'document')}"),
         ("retention", _retention_text(info)),
+        ("shared", _sharing_text(info)),
         ("tokenizer", f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')}"),
         ("added", f"{oldest} to {newest}" if info.document_count else "nothing"),
         ("documents", f"{size_text(documents_size)} in SQLite"),
@@ -78,6 +79,12 @@ def _retention_text(info: LiveInfo) -> str:
     if info.max_epochs is not None:
         texts.append(counted(info.max_epochs, "epoch"))
     return ", ".join(texts) or "everything"
+
+
+def _sharing_text(info: LiveInfo) -> str:
+    if info.shared_after == 1:
+        return "with every group"
+    return f"after {info.shared_after} groups have written the same"
 
 
 @live.command(
@@ -104,6 +111,14 @@ Examples:
     type=FloatRange(0, min_open=True),
     help="Keep documents for so many seconds.",
 )
+@click.option(
+    "--shared-after",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    show_default="as it was opened last",
+    help="Tell a group of what others wrote once N groups have written it.",
+)
+@click.option("--group", metavar="NAME", default="", help="The group that the documents are of.")
 @corpus_options
 @json_option
 def add(
@@ -112,6 +127,8 @@ def add(
     tokenizer: str | None,
     max_tokens: int | None,
     max_age: float | None,
+    shared_after: int | None,
+    group: str,
     chat_template: str | None,
     as_json: bool,
     **reading: Any,
@@ -140,7 +157,13 @@ def add(
     duplicates = 0
     tokens = 0
     without_tokens = 0
-    with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store:
+    with _open(
+        directory,
+        tokenizer=target,
+        max_tokens=max_tokens,
+        max_age=max_age,
+        shared_after=shared_after,
+    ) as store:
         for batch in batches(document for corpus in corpora for document in corpus):
             encoded = []
             digests = []
@@ -154,17 +177,19 @@ def add(
                     continue
                 tokens += len(document_tokens)
                 encoded.append(document_tokens)
-                digests.append(content_digest(document).hex())
-            # The id is a digest of the content, so a document that exists is not added again.
-            added = store.add(encoded, digests)
+                digest = content_digest(document).hex()
+                digests.append(f"{digest}/{group}" if group else digest)
+            # The id is a digest of the content and the group, so a document that exists is not
+            # added again.
+            added = store.add(encoded, digests, group=group)
             ids += added
             duplicates += len(added.duplicates)
         if not ids:
-            corpora[0].counts += counts
+            corpora[0].counts.add(counts)
             raise empty_corpora(corpora, without_tokens)
         described = store.info()
     for corpus in corpora:
-        counts += corpus.counts
+        counts.add(corpus.counts)
     if as_json:
         facts = {
             "path": str(directory),

@@ -11,18 +11,20 @@ from typing import Any
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.errors import DatastoreFormatError, StorageError, describe
 
-_VERSION = 1
+_VERSION = 2
 _PROGRAM = 0x52535430  # "RST0"
 _PATIENCE_MS = 5_000  # for a lock of SQLite, and for readers of an older state
 # properties: `id` is the present id of the datastore, `newest` the number of the newest change, and
 #   `forgotten` the number of the newest removal that is not stored any more. While `unclean` is not
-#   0, unused bytes of the file or its log may hold deleted documents.
+#   0, unused bytes of the file or its log may hold deleted documents. `shared_after` groups have to
+#   write what queries tell others.
 # openings: maps each earlier id to the number of the last change that was made under it.
 SCHEMA = f"""
 CREATE TABLE openings (id TEXT PRIMARY KEY, newest INTEGER NOT NULL);
 CREATE TABLE properties (
     id TEXT NOT NULL, location TEXT NOT NULL, tokenizer TEXT NOT NULL,
-    newest INTEGER NOT NULL, forgotten INTEGER NOT NULL, unclean INTEGER NOT NULL);
+    newest INTEGER NOT NULL, forgotten INTEGER NOT NULL, unclean INTEGER NOT NULL,
+    shared_after INTEGER NOT NULL);
 CREATE TABLE namespaces (
   name TEXT PRIMARY KEY, max_tokens INTEGER, max_age REAL, max_epochs INTEGER) WITHOUT ROWID;
 CREATE TABLE documents (

@@ -26,6 +26,7 @@ from rest_store.live.records import (
     is_time,
 )
 from rest_store.live.retention import Retention, RetentionTable
+from rest_store.live.sharing import MAX_SHARED_AFTER
 
 _MAX_REMOVALS = 1 << 16  # rows of the table
 _MAX_OPENINGS = 1 << 10  # rows of the table
@@ -52,8 +53,10 @@ class Documents(Database):
         with self._transaction("created"):
             for statement in SCHEMA.split(";"):
                 self._database.execute(statement)
-            properties = (uuid4().hex, location, json.dumps(tokenizer.to_manifest()), 0, 0, 0)
-            self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?, ?, ?)", properties)
+            properties = (uuid4().hex, location, json.dumps(tokenizer.to_manifest()), 0, 0, 0, 1)
+            self._database.execute(
+                "INSERT INTO properties VALUES (?, ?, ?, ?, ?, ?, ?)", properties
+            )
         self.is_new = False
 
     # --- Reading properties -----------------------------------------------------------------------
@@ -75,6 +78,12 @@ class Documents(Database):
             return RetentionTable({name: Retention.parse(*bounds) for name, *bounds in rows})
         except ArgumentError as error:
             raise StorageError(f"{self.path}: the retention is damaged ({error})") from None
+
+    def shared_after(self) -> int:
+        """Return how many groups have to write what queries tell others."""
+        (value,) = self._properties("shared_after")
+        self._require("shared_after", isinstance(value, int) and 1 <= value <= MAX_SHARED_AFTER)
+        return int(value)
 
     def datastore_id(self) -> str:
         """Return the id of the datastore. A replica has the id of its upstream.
@@ -161,6 +170,14 @@ class Documents(Database):
         [(count, last)] = self._rows(query, namespace, after)
         return count, last
 
+    def groups(self, first: int, last: int, *, namespace: str) -> list[str]:
+        """Return the group of each document `first .. last` of a namespace, by number."""
+        query = (
+            'SELECT "group" FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?'
+            " ORDER BY number"
+        )
+        return [str(group) for (group,) in self._rows(query, namespace, first, last)]
+
     def numbers_between(self, first: int, last: int) -> list[tuple[str, int]]:
         """Return namespace and number of each document `first .. last`, by number."""
         query = (
@@ -209,6 +226,7 @@ class Documents(Database):
         """
         with self.one_state(), self._named_errors("read"):
             present_id, head, _ = self._properties("id, newest, forgotten")
+            shared_after = self.shared_after()
             if not self._can_continue(after, datastore_id):
                 after = 0
             added: list[DocumentRecord] = []
@@ -224,7 +242,7 @@ class Documents(Database):
                     added.append(change)
                 else:
                     removed.append(change)
-        return Changes(present_id, after + 1, last, head, added, removed)
+        return Changes(present_id, after + 1, last, head, added, removed, shared_after)
 
     def _can_continue(self, after: int, datastore_id: str) -> bool:
         """Return whether a replica with the changes up to `after` needs only later ones."""
@@ -293,6 +311,11 @@ class Documents(Database):
                 if value is not None:
                     statement = f"UPDATE namespaces SET {column} = ? WHERE name = ?"
                     self._database.execute(statement, (value, namespace))
+
+    def set_shared_after(self, shared_after: int) -> None:
+        """Store how many groups have to write what queries tell others."""
+        with self._transaction("written"):
+            self._database.execute("UPDATE properties SET shared_after = ?", (shared_after,))
 
     def commit(
         self,

@@ -81,6 +81,7 @@ class Follower:
                 return False
             with self._documents.one_state():
                 datastore_id = self._documents.datastore_id()
+                self.segments.shared_after = self._documents.shared_after()
                 segments = self.segments.load(
                     self._directory,
                     self._documents,

@@ -23,6 +23,7 @@ from rest_store.live.namespace import Namespace
 from rest_store.live.records import Changes
 from rest_store.live.replica import Replica, replica_directory
 from rest_store.live.retention import Retention
+from rest_store.live.sharing import parse_shared_after
 from rest_store.live.writer import Writer
 from rest_store.loading.tokenizer import LoadedTokenizer, load_tokenizer
 
@@ -64,6 +65,7 @@ class LiveDatastore(Namespace):
         max_tokens: int | None = None,
         max_age: float | None = None,
         max_epochs: int | None = None,
+        shared_after: int | None = None,
         cache: str | Path | None = None,
         token: str | None = None,
         tls: Tls | None = None,
@@ -92,6 +94,11 @@ class LiveDatastore(Namespace):
                 from the newest document. None: as for `max_tokens`.
             max_epochs: how many epochs are kept, up to the greatest epoch of a document. None: as
                 for `max_tokens`. All three hold for each namespace without a retention of its own.
+            shared_after: how many groups have to write a sequence of tokens before the queries and
+                sessions of others tell of it, 1..64. What a group wrote itself is drafted for it at
+                once. Documents without a group count as those of one group. `read_as`, and the
+                `group` of a `DraftSession`, say who reads. None: as in the last opening; 1 for a
+                new datastore: everybody may learn of everything.
             cache: the directory of replicas; None: `~/.cache/rest-store`. Everybody who may read
                 its files can read all documents, whatever `token` allows.
             token: the bearer token for the service, as in `DatastoreClient`.
@@ -105,16 +112,29 @@ class LiveDatastore(Namespace):
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             WriterError: another process writes it.
             StorageError: the directory or the documents cannot be read or written.
-            ArgumentError: `max_tokens`, `max_age` or `max_epochs` is not positive, or set for a
-                replica.
+            ArgumentError: `max_tokens`, `max_age` or `max_epochs` is not positive, or
+                `shared_after` is out of range; or one is set for a replica, or `shared_after` for
+                reading.
             ServiceError: there is no replica yet, and the service refuses or cannot be reached.
         """
         retention = Retention.parse(max_tokens, max_age, max_epochs)
+        shared_after = parse_shared_after(shared_after)
         if locations.is_remote(path):
             if retention != Retention():
                 raise ArgumentError(
                     f"{path}: retention cannot be set for a replica; set it where the datastore is"
                 )
+            if shared_after is not None:
+                raise ArgumentError(
+                    f"{path}: shared_after cannot be set for a replica; set it where the datastore"
+                    " is"
+                )
+        if read_only and shared_after is not None:
+            raise ArgumentError(
+                f"{path}: shared_after cannot be set by a reader; set it where the datastore is"
+                " written"
+            )
+        if locations.is_remote(path):
             location = str(path)
             directory = replica_directory(location, _cache_directory(cache))
             require_live(directory, new=True)
@@ -143,7 +163,11 @@ class LiveDatastore(Namespace):
             return cls(Backend(directory, follower, read_only=True))
         make_directory(directory)
         writer = Writer(
-            directory.absolute(), identity, retention, None if loaded is None else loaded.json
+            directory.absolute(),
+            identity,
+            retention,
+            shared_after,
+            None if loaded is None else loaded.json,
         )
         return cls(Backend(directory, writer, read_only=False))
 
@@ -187,6 +211,7 @@ class LiveDatastore(Namespace):
             built=_date(max(times, default=None)),
             oldest=_date(min(times, default=None)),
             **asdict(role.retention.by_namespace("")),
+            shared_after=self.backend.segments.shared_after,
             failure=self.backend.failure,
             location=None if replica is None else replica.location,
             behind=0 if replica is None else replica.behind,

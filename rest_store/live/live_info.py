@@ -28,6 +28,7 @@ class LiveInfo:
         max_tokens: the most tokens that are kept; None: no limit.
         max_age: the most seconds that a document is kept; None: no limit.
         max_epochs: how many epochs are kept; None: all.
+        shared_after: how many groups have to write what queries tell others.
         failure: why compaction, or reading what was added, failed last; None once it has succeeded
             again.
         location: the location of the live datastore that this is a replica of; None: it is none.
@@ -46,6 +47,7 @@ class LiveInfo:
     max_tokens: int | None
     max_age: float | None
     max_epochs: int | None
+    shared_after: int
     failure: str | None
     location: str | None
     behind: int | None

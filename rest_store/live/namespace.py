@@ -43,16 +43,19 @@ class Namespace(Store):
     Args:
         backend: the opened datastore.
         name: the name of the namespace; "": the default.
+        reader: the group whose queries it answers; "": a reader without a group.
 
     Attributes:
         name: as above.
+        reader: as above.
         backend: as above; all namespaces of one opening share it.
     """
 
     is_live: ClassVar[bool] = True
 
-    def __init__(self, backend: Backend, name: str) -> None:
+    def __init__(self, backend: Backend, name: str, reader: str = "") -> None:
         self.name = label("live datastore", "a namespace", name)
+        self.reader = label("live datastore", "a group", reader)
         self.backend = backend
         self.path = backend.path
         self.tokenizer = backend.tokenizer
@@ -60,7 +63,7 @@ class Namespace(Store):
     @property
     def snapshot(self) -> Snapshot:
         """The segments that queries read from now on."""
-        return self.backend.snapshot(self.name)
+        return self.backend.snapshot(self.name, self.reader)
 
     @property
     def newest_change(self) -> int:
@@ -71,12 +74,32 @@ class Namespace(Store):
         return self.backend.segments.newest
 
     @property
+    def shared_after(self) -> int:
+        """How many groups have to write what queries tell others.
+
+        Raises:
+            DatastoreClosedError: after `close`.
+        """
+        return self.backend.segments.shared_after
+
+    @property
     def label(self) -> str:
         """Its name for people: the path, and the name of the namespace."""
         return f"{self.path}/{self.name}" if self.name else str(self.path)
 
     def close(self) -> None:
         """Do nothing: the datastore stays open for its other namespaces."""
+
+    def read_as(self, group: str) -> Namespace:
+        """Return this namespace as `group` may read it.
+
+        Where the datastore was opened with `shared_after`, queries and sessions tell the group of
+        token sequences that its own documents hold, or those of at least `shared_after` groups.
+
+        Raises:
+            DocumentError: `group` is not a valid group.
+        """
+        return Namespace(self.backend, self.name, group)
 
     def add(
         self,

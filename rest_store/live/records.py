@@ -62,6 +62,7 @@ class Changes(NamedTuple):
         head: the number of the datastore's newest change; `head - last` changes are still to come.
         added: documents, by number.
         removed: removals, by number.
+        shared_after: how many groups have to write what queries tell others, at an upstream.
     """
 
     datastore_id: str
@@ -70,6 +71,7 @@ class Changes(NamedTuple):
     head: int
     added: Sequence[DocumentRecord]
     removed: Sequence[Removal]
+    shared_after: int = 1
 
 
 class SegmentRecord(NamedTuple):

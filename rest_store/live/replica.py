@@ -26,11 +26,12 @@ from rest_store.errors import (
 )
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.directory import is_live, make_directory
-from rest_store.live.encoder import document_labels
+from rest_store.live.encoder import document_labels, encode_documents
 from rest_store.live.follower import Follower
 from rest_store.live.records import Changes, DocumentRecord, Removal, is_time
 from rest_store.live.retention import Retention, RetentionTable
 from rest_store.live.segments import Segments
+from rest_store.live.sharing import MAX_SHARED_AFTER
 from rest_store.live.upstream import Upstream
 from rest_store.live.writer import Writer
 
@@ -140,6 +141,7 @@ class Replica:
             self._directory,
             tokenizer,
             Retention(),
+            None,
             self._tokenizer_json,
             self.location,
             segments,
@@ -208,7 +210,11 @@ class Replica:
             self._require_order(changes, newest)
             self._require_documents(changes.added)
             self._head = changes.head
-            has_changes = changes.first <= changes.last or changes.first != newest + 1
+            has_changes = (
+                changes.first <= changes.last
+                or changes.first != newest + 1
+                or changes.shared_after != self.segments.shared_after
+            )
             if has_changes or changes.datastore_id != self._datastore_id:
                 writer.apply(changes)
                 self._datastore_id = changes.datastore_id
@@ -233,6 +239,7 @@ class Replica:
             and _is_ascending(first - 1, changes.added, last + 1)
             and _is_ascending(first - 1, changes.removed, last + 1)
             and all(0 < some.first <= some.last < some.number for some in changes.removed)
+            and 1 <= changes.shared_after <= MAX_SHARED_AFTER
         ):
             return
         raise ProtocolError(
@@ -269,15 +276,27 @@ class Replica:
     ) -> AddedDocuments:
         """Add documents at the upstream, which validates them; return once they are visible here.
 
-        The arguments are those of `Writer.add`. The documents of each group and epoch are one call.
+        The arguments are those of `Writer.add`. The documents of each group and epoch are one call,
+        and so all of them are validated before the first.
         """
         if not documents:
             return AddedDocuments([], set())
         labels = document_labels(group, epoch, len(documents))
+        encode_documents(
+            documents,
+            ids,
+            namespace=namespace,
+            group=group,
+            epoch=epoch,
+            vocabulary_size=self.tokenizer.vocabulary_size,
+            max_tokens=None,
+        )
+        first_places = {id: place for place, id in reversed(list(enumerate(ids)))}
         new: set[str] = set()
         newest = 0
-        for own_group, own_epoch in dict.fromkeys(labels):
-            places = [place for place, own in enumerate(labels) if own == (own_group, own_epoch)]
+        for own in dict.fromkeys(labels[place] for place in sorted(first_places.values())):
+            own_group, own_epoch = own
+            places = [place for place in sorted(first_places.values()) if labels[place] == own]
             added, number = self._upstream.add(
                 [documents[place] for place in places],
                 [ids[place] for place in places],

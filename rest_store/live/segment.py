@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import numpy as np
+import numpy.typing as npt
 
 from rest_store.datastore.header import (
     TAIL_SIZE,
@@ -18,10 +21,15 @@ from rest_store.datastore.header import (
     separator_id,
     token_width,
 )
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.shard import Shard, ShardView, write_file, write_suffixes
 from rest_store.datastore.suffix_array import sorted_suffixes
 from rest_store.errors import DatastoreFormatError, StorageError, describe
 from rest_store.live.records import DocumentRecord, SegmentRecord
+from rest_store.live.sharing import group_keys
+
+if TYPE_CHECKING:
+    from rest_store._kernel import ShardGroups
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +44,7 @@ class Segment:
         view: the shard as kernels read it.
         record: the record of its files; None: it is in memory, the memtable of its namespace.
         namespace: the namespace of its documents.
+        group_keys: the key of the group of each document, in their order; None: they were not read.
     """
 
     first: int
@@ -45,6 +54,14 @@ class Segment:
     view: ShardView
     record: SegmentRecord | None = None
     namespace: str = ""
+    group_keys: npt.NDArray[np.uint64] | None = None
+
+    @cached_property
+    def groups(self) -> ShardGroups:
+        """The groups that wrote its occurrences. Made in time in proportion to its size."""
+        assert self.group_keys is not None
+        groups: ShardGroups = native_kernel().ShardGroups(self.view, self.group_keys)
+        return groups
 
     @property
     def position_count(self) -> int:
@@ -83,7 +100,10 @@ def sorted_segment(
     first = documents[0].number
     oldest = documents[0].added
     document_count = len(documents)
+    keys_of_groups = group_keys(document.group for document in documents)
     if memtable is not None:
+        assert memtable.group_keys is not None
+        keys_of_groups = np.concatenate([memtable.group_keys, keys_of_groups])
         payload = memtable.view.symbols[:-TAIL_SIZE].tobytes() + payload
         first = memtable.first
         oldest = memtable.oldest
@@ -110,6 +130,7 @@ def sorted_segment(
         newest=documents[-1].added,
         view=view,
         namespace=documents[0].namespace,
+        group_keys=keys_of_groups,
     )
 
 
@@ -152,7 +173,8 @@ def write_segment(segment: Segment, directory: Path, vocabulary_size: int) -> Se
         newest=segment.newest,
         sha256=sha256,
     )
-    return open_segment(directory, record, vocabulary_size)
+    opened = open_segment(directory, record, vocabulary_size)
+    return replace(opened, group_keys=segment.group_keys)
 
 
 def write_shard(

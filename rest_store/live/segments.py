@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from rest_store.datastore.header import TAIL_SIZE, token_width
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.shard import ShardView
 from rest_store.datastore.store import Snapshot
 from rest_store.errors import DatastoreError
@@ -17,6 +21,9 @@ from rest_store.live.documents import Documents
 from rest_store.live.records import DocumentRecord, SegmentRecord, group_by_namespace
 from rest_store.live.retention import Retention, RetentionTable
 from rest_store.live.segment import Segment, open_segment, sorted_segment
+from rest_store.live.sharing import group_keys, reader_key
+
+_MAX_IDLE_READERS = 64  # groups without a session whose snapshots are kept
 
 
 class Segments:
@@ -28,6 +35,8 @@ class Segments:
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
 
     Attributes:
+        shared_after: how many groups have to write what queries tell others. The next `load` and
+            `publish` follow a change.
         by_namespace: the segments of each namespace that has any, oldest first. Only the last one
             may be in memory: the memtable of the namespace. Each change sets another mapping.
         newest: number of the newest change that the segments hold.
@@ -37,19 +46,48 @@ class Segments:
         self.vocabulary_size = vocabulary_size
         self.by_namespace: Mapping[str, tuple[Segment, ...]] = {}
         self.newest = 0
+        self.shared_after = 1
         self._is_closed = False
         self._changed = threading.Condition()
         self._empty_snapshot = Snapshot.from_views([_empty_view(vocabulary_size)], vocabulary_size)
         self._snapshots: dict[str, Snapshot] = {}
+        self._published_shared_after = 1
+        self._of_readers: dict[str, _ReaderSnapshots] = {}
 
     @property
     def all(self) -> list[Segment]:
         """The segments of all namespaces."""
         return list(chain.from_iterable(self.by_namespace.values()))
 
-    def snapshot(self, namespace: str = "") -> Snapshot:
-        """Return the shards that queries of a namespace read."""
-        return self._snapshots.get(namespace, self._empty_snapshot)
+    def snapshot(self, namespace: str = "", reader: str = "") -> Snapshot:
+        """Return the shards that queries of a namespace read, and what they may tell of them.
+
+        Args:
+            namespace: the namespace.
+            reader: the group that reads; "": none.
+        """
+        if self._published_shared_after == 1:
+            return self._snapshots.get(namespace, self._empty_snapshot)
+        with self._changed:
+            segments = self.by_namespace.get(namespace)
+            if segments is None:
+                return self._empty_snapshot
+            of_readers = self._of_readers.setdefault(namespace, _ReaderSnapshots())
+            snapshot = of_readers.present.get(reader)
+            if snapshot is None:
+                snapshot = self._snapshot_of_reader(segments, reader)
+                of_readers.present[reader] = snapshot
+                of_readers.latest.append(snapshot)
+            return snapshot
+
+    def _snapshot_of_reader(self, segments: Sequence[Segment], reader: str) -> Snapshot:
+        sharing = native_kernel().Sharing(
+            [segment.groups for segment in segments],
+            self._published_shared_after,
+            reader_key(reader),
+        )
+        views = [segment.view for segment in segments]
+        return Snapshot.from_views(views, self.vocabulary_size, sharing)
 
     def publish(self, changed: Mapping[str, Sequence[Segment]], newest: int) -> None:
         """Let queries read the segments after change number `newest` from now on.
@@ -60,12 +98,19 @@ class Segments:
         """
         present = dict(self.by_namespace)
         snapshots = dict(self._snapshots)
+        shared_after = self.shared_after
+        is_shared_as_before = shared_after == self._published_shared_after
+        of_readers = dict(self._of_readers) if is_shared_as_before else {}
         for namespace, segments in changed.items():
-            if tuple(segments) == present.get(namespace):
+            if tuple(segments) == present.get(namespace) and is_shared_as_before:
                 continue
+            of_readers.pop(namespace, None)
             if segments:
                 present[namespace] = tuple(segments)
                 views = [segment.view for segment in segments]
+                if shared_after > 1:
+                    for segment in segments:
+                        _ = segment.groups  # made here, so that no query waits for it
                 snapshots[namespace] = Snapshot.from_views(views, self.vocabulary_size)
             else:
                 present.pop(namespace, None)
@@ -73,6 +118,8 @@ class Segments:
         with self._changed:
             self.by_namespace = present
             self._snapshots = snapshots
+            self._of_readers = of_readers
+            self._published_shared_after = shared_after
             self.newest = newest
             self._changed.notify_all()
 
@@ -127,6 +174,9 @@ class Segments:
                 segment = present.get(record) or self._opened(directory, record)
                 if segment is not None and not _is_allowed(segment, own):
                     segment = None
+                if segment is not None and self.shared_after > 1 and segment.group_keys is None:
+                    groups = documents.groups(record.first, record.last, namespace=namespace)
+                    segment = replace(segment, group_keys=group_keys(groups))
                 if segment is None:
                     stored = documents.read(record.first, record.last, namespace=namespace)
                     segments += self._sorted(stored, own)
@@ -151,6 +201,19 @@ class Segments:
     def _sorted(self, documents: Iterable[DocumentRecord], retention: Retention) -> list[Segment]:
         batches = retention.batches(documents, token_width(self.vocabulary_size))
         return [sorted_segment(batch, self.vocabulary_size) for batch in batches]
+
+
+class _ReaderSnapshots:
+    """The snapshots of a namespace by the group that reads it.
+
+    Attributes:
+        present: those that sessions hold, and the latest.
+        latest: held for later queries.
+    """
+
+    def __init__(self) -> None:
+        self.present: weakref.WeakValueDictionary[str, Snapshot] = weakref.WeakValueDictionary()
+        self.latest: deque[Snapshot] = deque(maxlen=_MAX_IDLE_READERS)
 
 
 def _is_allowed(segment: Segment, retention: Retention) -> bool:

@@ -56,6 +56,8 @@ class Writer:
             None: any.
         retention: how much a namespace without its own retention keeps from now on. Fields that are
             None stay as they are.
+        shared_after: how many groups have to write what queries tell others from now on; None: as
+            many as before.
         tokenizer_json: serialization of the tokenizer; a new datastore stores it to encode texts.
         location: the location of the upstream, if this is a replica; "": it is none.
         segments: the segments that queries read already; None: new ones.
@@ -80,6 +82,7 @@ class Writer:
         directory: Path,
         tokenizer: TokenizerIdentity | None,
         retention: Retention,
+        shared_after: int | None = None,
         tokenizer_json: str | None = None,
         location: str = "",
         segments: Segments | None = None,
@@ -115,6 +118,8 @@ class Writer:
             self._vocabulary_size = self.tokenizer.vocabulary_size
             self._width = token_width(self._vocabulary_size)
             self.segments = segments or Segments(self._vocabulary_size)
+            if shared_after is not None:
+                self._documents.set_shared_after(shared_after)
             self._load_segments()
             with suppress(StorageError):  # the next deletion tries again
                 self._clean()
@@ -252,6 +257,9 @@ class Writer:
         has_additions_only = not replaces_everything and not changes.removed
         # Additions do not change segments in files, so they need not wait for sorting.
         with nullcontext() if has_additions_only else self._sorting, self._change():
+            if changes.shared_after != self.segments.shared_after:
+                self._documents.set_shared_after(changes.shared_after)
+                self._load_segments()
             removed = self._existing_numbers(changes.removed)
             segments: dict[str, list[Segment]] = {}
             if replaces_everything:
@@ -496,6 +504,7 @@ class Writer:
 
     def _load_segments(self) -> None:
         """Publish what is stored. Damaged and missing segments are sorted again and flushed."""
+        self.segments.shared_after = self._documents.shared_after()
         loaded = self.segments.load(self._directory, self._documents, self.retention)
         for namespace, segments in loaded.items():
             loaded[namespace] = self._flushed_but_memtable(namespace, segments)

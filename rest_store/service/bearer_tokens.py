@@ -15,6 +15,7 @@ _MAX_TOKEN_LENGTH = 4096  # characters; gRPC refuses metadata of more than 8 KiB
 _TOKEN_ASKED = f"a bearer token of this service: token=, --token-file or {TOKEN_VARIABLE}"
 _WRITE = "write"
 _NAMESPACE = "namespace="
+_GROUP = "group="
 
 
 class Grant(NamedTuple):
@@ -24,11 +25,13 @@ class Grant(NamedTuple):
         token: of the call; "": the service requires none.
         may_write: whether it may add documents to live datastores, and delete them.
         namespaces: of live datastores that it may read and write; None: all.
+        groups: of live datastores that it may read and write as; None: any.
     """
 
     token: str
     may_write: bool = False
     namespaces: frozenset[str] | None = None
+    groups: frozenset[str] | None = None
 
     def require_namespace(self, name: str) -> None:
         """Raise PermissionDeniedError unless the call may use the namespace `name`."""
@@ -36,6 +39,29 @@ class Grant(NamedTuple):
             expected = "one of those in the token's line of the token file"
             raise PermissionDeniedError(
                 describe("request", "namespace", reprlib.repr(name), expected)
+            )
+
+    def require_reader(self, group: str) -> None:
+        """Raise PermissionDeniedError unless the call may read as `group`; "": as no group."""
+        if group:
+            self.require_group(group)
+
+    def require_group(self, group: str) -> None:
+        """Raise PermissionDeniedError unless the call may write as `group`."""
+        if self.groups is not None and group not in self.groups:
+            expected = "one of those in the token's line of the token file"
+            raise PermissionDeniedError(describe("request", "group", reprlib.repr(group), expected))
+
+    def require_every_group(self, operation: str) -> None:
+        """Raise PermissionDeniedError if the call may use some groups alone.
+
+        Args:
+            operation: a participle for the message: what a live datastore would be.
+        """
+        if self.groups is not None:
+            raise PermissionDeniedError(
+                f"request: a live datastore cannot be {operation} with a token whose line in the"
+                " token file names groups, since all documents would be read"
             )
 
     def require_write(self) -> None:
@@ -62,8 +88,9 @@ def is_token(token: object) -> bool:
 def grants_in(path: Path) -> list[Grant]:
     """Return the grants of a file, one a line.
 
-    A line is a token, then `write` if it may write, and `namespace=NAME` for each namespace that it
-    is limited to. Empty lines and lines that start with # are skipped.
+    A line is a token, then `write` if it may write, `namespace=NAME` for each namespace that it is
+    limited to, and `group=NAME` for each group. Empty lines and lines that start with # are
+    skipped.
 
     Raises:
         ServeError: the file cannot be read, is not UTF-8, holds no token, or a line is malformed.
@@ -88,14 +115,21 @@ def _parse_grant(line: str, path: Path, number: int) -> Grant:
     """Return the grant of a line; raise ServeError, without the secret line, if it is malformed."""
     token, *rights = line.split()
     names = [right.removeprefix(_NAMESPACE) for right in rights if right.startswith(_NAMESPACE)]
+    groups = [right.removeprefix(_GROUP) for right in rights if right.startswith(_GROUP)]
     may_write = _WRITE in rights
-    unknown = len(rights) - len(names) - may_write
+    unknown = len(rights) - len(names) - len(groups) - may_write
     if unknown > 0 or not is_token(token):
         expected = (
-            f"{TOKEN_EXPECTED}; then, after blanks, perhaps `{_WRITE}` and `{_NAMESPACE}NAME`"
+            f"{TOKEN_EXPECTED}; then, after blanks, perhaps `{_WRITE}`, `{_NAMESPACE}NAME` and"
+            f" `{_GROUP}NAME`"
         )
         raise ServeError(describe(path, f"line {number}", "not a token with its rights", expected))
-    return Grant(token, may_write, frozenset(names) if names else None)
+    return Grant(
+        token,
+        may_write,
+        frozenset(names) if names else None,
+        frozenset(groups) if groups else None,
+    )
 
 
 class BearerTokens:

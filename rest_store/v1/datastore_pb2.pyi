@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Selection(_message.Message):
-    __slots__ = ("datastores", "tokenizer_fingerprint", "namespace")
+    __slots__ = ("datastores", "tokenizer_fingerprint", "namespace", "group")
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     datastores: _containers.RepeatedScalarFieldContainer[str]
     tokenizer_fingerprint: str
     namespace: str
-    def __init__(self, datastores: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
+    group: str
+    def __init__(self, datastores: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ..., namespace: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
 
 class TreeLimits(_message.Message):
     __slots__ = ("max_nodes", "max_suffix", "max_depth")
@@ -151,7 +153,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ...) -> None: ...
 
 class DatastoreDescription(_message.Message):
-    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "live", "partition")
+    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "live", "partition", "shared_after")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +163,7 @@ class DatastoreDescription(_message.Message):
     BUILT_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
+    SHARED_AFTER_FIELD_NUMBER: _ClassVar[int]
     name: str
     tokenizer: TokenizerDescription
     token_count: int
@@ -170,7 +173,8 @@ class DatastoreDescription(_message.Message):
     built: int
     live: bool
     partition: PartitionDescription
-    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[int] = ..., live: bool = ..., partition: _Optional[_Union[PartitionDescription, _Mapping]] = ...) -> None: ...
+    shared_after: int
+    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[int] = ..., live: bool = ..., partition: _Optional[_Union[PartitionDescription, _Mapping]] = ..., shared_after: _Optional[int] = ...) -> None: ...
 
 class PartitionDescription(_message.Message):
     __slots__ = ("number", "total", "build")
@@ -295,20 +299,22 @@ class FollowResponse(_message.Message):
     def __init__(self, changes: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Changes(_message.Message):
-    __slots__ = ("datastore_id", "first", "last", "head", "added", "removed")
+    __slots__ = ("datastore_id", "first", "last", "head", "added", "removed", "shared_after")
     DATASTORE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    SHARED_AFTER_FIELD_NUMBER: _ClassVar[int]
     datastore_id: str
     first: int
     last: int
     head: int
     added: _containers.RepeatedCompositeFieldContainer[AddedDocument]
     removed: _containers.RepeatedCompositeFieldContainer[Removal]
-    def __init__(self, datastore_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., head: _Optional[int] = ..., added: _Optional[_Iterable[_Union[AddedDocument, _Mapping]]] = ..., removed: _Optional[_Iterable[_Union[Removal, _Mapping]]] = ...) -> None: ...
+    shared_after: int
+    def __init__(self, datastore_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., head: _Optional[int] = ..., added: _Optional[_Iterable[_Union[AddedDocument, _Mapping]]] = ..., removed: _Optional[_Iterable[_Union[Removal, _Mapping]]] = ..., shared_after: _Optional[int] = ...) -> None: ...
 
 class AddedDocument(_message.Message):
     __slots__ = ("number", "namespace", "digest", "added", "group", "epoch", "symbols")

@@ -133,7 +133,8 @@ def test_no_later_token_is_seen(
         trees = []
         for one in (recording, other):
             seen.clear()
-            replay([one], [PromptLookup(), RecycledLogits(), store], calibration, max_nodes=16)
+            sources = [PromptLookup(), RecycledLogits(), store]
+            replay([one], sources, calibration.copy(), max_nodes=16)
             trees.append({length: tree for length, tree in seen if length <= cut})
         common = trees[0].keys() & trees[1].keys()
         assert len(common) >= 2
@@ -150,7 +151,7 @@ def test_a_fitted_calibration_beats_the_rules_and_is_calibrated(folder: Path) ->
     for skip in (0, 3):
         replay(fit, sources, Calibration(bytes(4)), max_nodes=16, skip=skip, record=record)
     fitted = fit_calibration(record, trees=40)
-    outcome = replay(held, sources, fitted, max_nodes=16)
+    outcome = replay(held, sources, fitted.copy(), max_nodes=16)
     assert outcome.tokens == sum(one.output.size for one in held)
     assert (
         outcome.mean_accepted
@@ -277,3 +278,16 @@ def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:
     rows = written["results"]["rows"]
     assert {row["nodes"] for row in rows if row["drafting"].startswith("session")} == {8}
     assert all(row["tokens"] == rows[0]["tokens"] for row in rows)
+
+
+def test_skill_compares_scores_with_the_share_of_accepted_nodes() -> None:
+    outcome = Outcome()
+    nodes = TokenTree([1, 2, 3], [-1, 0, 1], [0, 0, 0], scores=[0.9, 0.6, 0.3], origins=[1, 1, 1])
+    outcome.add_step(nodes, np.array([0, 1]), 5)
+    outcome.add_step(nodes, np.array([0]), 2)  # nobody knows of the third node
+    squares = 0.1**2 + 0.4**2 + 0.3**2 + 0.1**2 + 0.6**2
+    assert outcome.brier_skill == pytest.approx(1 - squares / 5 / (0.6 * 0.4), abs=1e-6)
+    # Of 3 * 2 pairs, all but the equal one of the second nodes are in order.
+    assert outcome.auc == pytest.approx(5.5 / 6)
+    assert Outcome().brier_skill == 0
+    assert Outcome().auc == 0.5

@@ -146,3 +146,18 @@ def test_a_schema_of_the_outputs(folder: Path, tmp_path: Path) -> None:
     assert of["session with the grammar"] >= of["session, the grammar alone"] > 1
     done = CliRunner().invoke(main, [*map(str, command), "--json-schema", str(schema)])
     assert done.exit_code == 1
+
+
+def test_the_same_asked_again_is_replayed_as_trees_and_chains(folder: Path) -> None:
+    options = ["--datastore", folder / "a", "--no-ablations", "--json", "--again"]
+    known = json.loads(bench(folder, *options).stdout)["results"]["known"]
+    again = [row for row in known if row["remembered"] == "all outputs, the same one, too"]
+    assert [(row["datastores"], row.get("shape", "tree")) for row in again] == [
+        (True, "tree"),
+        (False, "tree"),
+        (True, "chain"),
+        (False, "chain"),
+    ]
+    nothing = {row["M"] for row in known if row["remembered"] == "nothing"}
+    assert min(row["M"] for row in again) > max(nothing)
+    assert all(0 <= row["auc"] <= 1 and row["brier_skill"] <= 1 for row in known)

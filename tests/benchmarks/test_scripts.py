@@ -12,6 +12,7 @@ from typing import Any
 import bench_drafting
 import bench_gpu
 import bench_live
+import bench_privacy
 import bench_service
 import bench_threads
 import numpy as np
@@ -86,6 +87,60 @@ def test_drafting_is_measured(inputs: list[Any], tmp_path: Path) -> None:
     figures = run(bench_drafting, tmp_path / "drafting.json", *inputs)
     assert 0 < figures["16 nodes"]["median_us"] <= figures["16 nodes"]["p90_us"]
     assert figures["64 chains of 8 in a batch"]["steps"] > 0
+
+
+def test_privacy_is_measured(tmp_path: Path) -> None:
+    """Tasks of a repository write alike, but for words of their own."""
+    rng = np.random.default_rng(1)
+    common = rng.integers(100, 200, 12).tolist()
+    rows: dict[str, list[dict[str, Any]]] = {"third": [], "earlier": []}
+    for task in range(bench_privacy.MIN_TASKS):
+        for name, own_rows in rows.items():
+            own = [task, task + 20, *common, task + 40, *common[:6], task]
+            turns = [[4, 4 + len(own)]]
+            ids = [len(name), 1, 2, 3, *own]
+            own_rows.append({"task": f"org__repo-{task}", "run": 1, "ids": ids, "turns": turns})
+    for name, own_rows in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, own_rows)))
+    (tmp_path / "results").mkdir()
+    figures = run(
+        bench_privacy,
+        tmp_path / "results" / "privacy.json",
+        "--recordings",
+        tmp_path / "third.jsonl",
+        "--history-from",
+        tmp_path / "earlier.jsonl",
+        "--max-nodes",
+        8,
+    )
+    means = {(row["same_task"], row["shared_after"]): row["M"] for row in figures["cost"]}
+    assert means[False, 1] >= means[False, 2] >= means[False, 5] > 1
+    assert means[True, 5] > means[False, 5]
+
+
+def test_the_attack_is_measured(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tests.shared.tiny import prompts, tiny_model
+
+    model = tiny_model("llama")
+    recordings = []
+    for seed in range(18):
+        asked = prompts(1, seed=seed)
+        output = model.generate(**asked, max_new_tokens=24, do_sample=False)[0]
+        size = asked["input_ids"].shape[1]
+        ids = output.numpy().astype(np.int32)
+        recordings.append(Recording("a", 0, ids[:size], ids[size:], np.zeros((0, 0), np.int32)))
+    everybody, shared = (
+        bench_privacy.attack(model, recordings, shared_after, 24) for shared_after in (1, 2)
+    )
+    alone, two, nobody = bench_privacy.KINDS
+    for row in (everybody, shared):
+        assert row["tokens_per_step"][two] > 2
+        assert row["tokens_per_step"][nobody] < 2
+    assert everybody["guessing"][alone] == 1
+    assert shared["guessing"][alone] < 0.8
+    assert everybody["read_of_one_tenant"] > 100
+    assert shared["read_of_one_tenant"] == 0
 
 
 @pytest.mark.slow

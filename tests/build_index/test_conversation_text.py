@@ -220,6 +220,20 @@ def test_reasoning_that_the_prompt_opens_and_the_template_drops_is_stored_after_
     assert not left_out
 
 
+def test_one_newline_is_replaced_where_a_dropped_thought_follows():
+    template = """
+    {%- for m in messages %}
+        {{- '<' + m.role + '>\\n' + m.content.split('</think>')[-1] + '<end>\\n' }}
+        {%- if loop.last and m.role == 'assistant' %}{{ '\\n' }}{% endif %}
+    {%- endfor %}
+    {%- if add_generation_prompt %}{{ '<assistant>\\n' }}{% endif %}"""
+    answer = "<think>T</think>A2"
+    text, left_out = written(template, user("Q1"), assistant("A1"), user("Q2"), assistant(answer))
+    first = "<user>\nQ1<end>\n<assistant>\nA1<end>\n"
+    assert text == f"{first}<user>\nQ2<end>\n<assistant>\n{answer}<end>\n\n"
+    assert not left_out
+
+
 def test_an_answer_to_which_history_adds_nothing_is_rendered_as_it_stands():
     turns = [user("Q1"), assistant("A1"), user("Q2"), assistant("A2"), user("Q3")]
     assert written(PLAIN, *turns)[0] == "".join(
@@ -382,7 +396,7 @@ def test_a_long_run_of_calls_is_not_rendered_call_by_call(template, monkeypatch)
     rendered = counted_renderings(monkeypatch)
     text, left_out = written(template, *turns)
     few = len(rendered)
-    monkeypatch.setattr(written_answers, "_STABLE", 1 << 40)
+    monkeypatch.setattr(written_answers, "_STABLE_ANSWERS", 1 << 40)
     assert written(template, *turns) == (text, left_out)
     assert few < 20 < 60 < len(rendered) - few
     assert [text.count(f'{{"step": {number}}}') for number in range(60)] == [1] * 60

@@ -100,7 +100,7 @@ def test_a_corpus_read_file_by_file_elsewhere_is_the_same(tmp_path):
         for file in reversed(files):  # in any order
             counts = CorpusCounts()
             documents[file] = list(again.documents(pickle.loads(pickle.dumps(file)), counts))
-            again.counts += pickle.loads(pickle.dumps(counts))
+            again.counts.add(pickle.loads(pickle.dumps(counts)))
         assert [document for file in files for document in documents[file]] == expected
         assert again.provenance() == corpus.provenance()
         assert again.counts == corpus.counts

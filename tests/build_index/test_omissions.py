@@ -85,7 +85,7 @@ def test_counts_are_added_up_in_any_order():
     for order in (parts, parts[::-1], parts[2:] + parts[:2]):
         total = CorpusCounts()
         for part in order:
-            total += CorpusCounts.from_json(json.loads(json.dumps(part.to_json())))
+            total.add(CorpusCounts.from_json(json.loads(json.dumps(part.to_json()))))
         sums.append(total)
     assert sums[0] == sums[1] == sums[2]
     assert sums[0].largest == {"binary": (5, "a"), "empty": (0, "a:1")}

@@ -18,6 +18,8 @@ from rest_store.drafting.remembering import flush
 from rest_store.engines import request_drafter
 from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
+from rest_store.engines.scopes import Scope
+from rest_store.engines.sources import RequestSources
 from rest_store.live.namespace import Namespace
 from tests.shared.engine import (
     VOCABULARY,
@@ -147,6 +149,20 @@ def test_requests_of_a_group_are_remembered_with_it_and_read_it_first(tmp_path: 
     drafter.close()
 
 
+def test_requests_draft_from_what_enough_groups_wrote(tmp_path: Path) -> None:
+    drafter, accepted = drafter_with(remember=str(tmp_path / "memory"), shared_after=2), []
+    memory = drafter._sources.target
+    for number, group in enumerate(["one", "two", "two", "three", ""]):
+        before = totals(drafter, "source_accepted_tokens").get("memory", 0)
+        write([request := Written(drafter, MODEL, f"{number}", [3, 4], group=group)], 12)
+        accepted.append(totals(drafter, "source_accepted_tokens").get("memory", 0) - before > 0)
+        drafter.finish([request.id])
+        assert flush(memory, None)
+    assert accepted == [False, False, True, True, True]
+    assert totals(drafter, "errors") == {}
+    drafter.close()
+
+
 def test_what_cannot_be_read_or_encoded_costs_its_references_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -224,7 +240,8 @@ def test_what_is_written_beyond_an_end_is_not_remembered(
 
     End tokens before that are part of its text.
     """
-    request = EngineRequest(NewRequest("a", [7, 7, 1], 2, **begun))
+    sources = RequestSources([], Scope(None), [0, 1, 2])
+    request = EngineRequest(NewRequest("a", [7, 7, 1], 2, **begun), sources)
     for step in ([2, 3, 9], [4, 5], [6, 9], [8]):
         request.extend(np.array(step, np.int32))
     document = request.document()
@@ -329,6 +346,7 @@ def test_a_service_that_brings_nothing_is_hardly_asked_and_the_rest_drafts_on(pl
         drafter = drafter_with(clock, datastores=[place])
         if service is not None:
             drafter._sources._sources.append(service)
+            drafter._sources._names_of.append(["slow"])
             drafter._sources.here = 0b1101
         request = Written(drafter, MODEL, "a", [5, 6])
         write([request], 100)

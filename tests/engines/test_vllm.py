@@ -37,7 +37,13 @@ from tests.shared.engine import (
     AdaptiveHead,
     Engine,
     GroupCoordinator,
+    LoRARequest,
+    MultiModalFeatureSpec,
+    NewRequestData,
+    PlaceholderRange,
     Request,
+    SamplingParams,
+    ScheduledRequest,
     ScriptedHead,
     Vllm,
     cyclic,
@@ -222,7 +228,8 @@ def test_what_the_model_finds_likely_is_recycled(
     assert totals(engine, "errors") == {}
     assert len(seen) > 300
     assert all(likely == right for likely, right in seen)
-    processor, logits = engine.runner.model.logits_processor, engine.ours.drafter._sources._logits
+    processor = engine.runner.model.logits_processor
+    logits = engine.ours.drafter._sources.chosen().scope.logits
     assert len(logits) > 500
     del engine
     gc.collect()
@@ -475,6 +482,64 @@ def test_without_settings_vllm_is_left_alone(vllm: Vllm) -> None:
     before = runner.init_speculator
     plugin.install()
     assert runner.init_speculator is before, "wrapped once"
+
+
+def test_a_pipeline_is_refused_by_name(vllm: Vllm) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    for settings in (None, {}):
+        config = vllm.config(settings)
+        config.parallel_config.pipeline_parallel_size = 2
+        if settings is None:
+            assert EngineArgs(config).create_engine_config() is config
+            continue
+        with pytest.raises(ArgumentError) as raised:
+            EngineArgs(config).create_engine_config()
+        expected = "additional_config.rest_store: pipeline_parallel_size is 2, expected 1"
+        assert str(raised.value) == expected
+
+
+def test_requests_without_drafts_are_scheduled_without(vllm: Vllm, place: str) -> None:
+    """In the scheduler's process, which has the configuration, but no drafter."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    for settings, expected in ((None, [4, 4, 4, 4]), ({"datastores": [place]}, [4, 0, 4, 4])):
+        scheduler = Scheduler(vllm.config(settings))
+        for extra in (None, {"drafts": 0}, {"drafts": True}, {"drafts": "no"}):
+            sampling = SamplingParams(9, extra_args=extra)
+            scheduler.running.append(ScheduledRequest(sampling, [-1] * 4))
+        assert scheduler.schedule(throttle_prefills=True) == expected
+    plugin.install()
+    assert not hasattr(Scheduler.schedule.__wrapped__, "__wrapped__"), "it is wrapped once"
+
+
+def test_a_scheduler_that_differs_is_left_alone_by_name(
+    start: Callable[..., Vllm], caplog: pytest.LogCaptureFixture
+) -> None:
+    vllm = start(installed=False)
+    scheduler = vllm.modules["vllm.v1.core.sched.scheduler"].Scheduler
+    scheduler.schedule = lambda scheduler_output: None
+    plugin._warn_once.cache_clear()
+    plugin.install()
+    assert not hasattr(scheduler.schedule, "__wrapped__")
+    assert "requests cannot switch drafts off in this vLLM: vllm.v1.core.sched" in caplog.text
+
+
+def test_images_and_adapters_of_a_request_are_read(vllm: Vllm) -> None:
+    """Of vLLM's own records: where an image stands, and the name of an adapter."""
+    images = [MultiModalFeatureSpec(PlaceholderRange(*place)) for place in ((1, 3), (6, 2))]
+    new = NewRequestData("a", list(range(10)), 10, SamplingParams(9))
+    assert plugin._request(new, pytest.fail).placeholders.tolist() == []
+    assert plugin._request(new, pytest.fail).adapter == ""
+    new = dataclasses.replace(
+        new,
+        lora_request=LoRARequest("tuned"),
+        mm_features=images,
+        prompt_is_token_ids=[True] * 9 + [False],
+    )
+    request = plugin._request(new, pytest.fail)
+    assert request.placeholders.tolist() == [1, 2, 3, 6, 7, 9]
+    assert request.adapter == "tuned"
 
 
 def test_settings_are_checked_at_the_start(vllm: Vllm, tmp_path: Path, place: str) -> None:

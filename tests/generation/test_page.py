@@ -10,7 +10,7 @@ import pytest
 from rest_store.generation.comparison import Comparison, Speedup
 from rest_store.generation.draft_sessions import EMPTY
 from rest_store.generation.output import Piece
-from rest_store.generation.page import letters, look
+from rest_store.generation.page import letters, source_class
 from tests.shared.html import read
 from tests.shared.tiny import text_tokenizer
 from tests.shared.traces import LABELS, page_of, traced
@@ -79,9 +79,10 @@ def test_sources_are_counted(words: Any) -> None:
         "C recycled logits 23 % 3 tokens, 3 by it alone · the model alone 31 % 4 tokens" in legend
     )
     assert "A token that several sources drafted counts for each of them." in legend
-    looks = ["model", "source-0", "source-2", "several", "source-7"]
-    assert [look(origin) for origin in (0, 1, 4, 6, 128)] == looks
-    assert [letters(origin) for origin in (0, 1, 4, 6, 128)] == ["·", "A", "C", "BC", "H"]
+    masks = (0, 1, 4, 6, 128)
+    classes = ["model", "source-0", "source-2", "several", "source-7"]
+    assert [source_class(mask) for mask in masks] == classes
+    assert [letters(mask) for mask in masks] == ["·", "A", "C", "BC", "H"]
 
 
 def test_untrusted_text_is_text(words: Any) -> None:

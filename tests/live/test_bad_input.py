@@ -1,5 +1,6 @@
-"""Documents, ids, limits and directories that are refused: one
-named error each, and nothing changed.
+"""Documents, ids, limits and directories that are refused.
+
+Each has one named error and changes nothing.
 """
 
 from __future__ import annotations

@@ -33,18 +33,18 @@ def test_additions_and_removals_share_one_count(live: LiveDatastore) -> None:
         == (1, 5, 5)
         == (1, live.newest_change, live.newest_change)
     )
-    assert [(some.number, some.namespace, some.symbols) for some in changes.added] == [
+    assert [
+        (document.number, document.namespace, document.symbols) for document in changes.added
+    ] == [
         (3, "", b"\0\1\0\4"),
         (5, "one", b"\0\1\0\5"),
     ]
     assert changes.removed == [(4, 1, 2, True)]
     later = live.changes(3, changes.datastore_id)
-    assert (later.first, [some.number for some in later.added], later.removed) == (
-        4,
-        [5],
-        changes.removed,
-    )
-    assert live.changes(5, changes.datastore_id) == (changes.datastore_id, 6, 5, 5, [], [])
+    assert later.first == 4
+    assert [document.number for document in later.added] == [5]
+    assert later.removed == changes.removed
+    assert live.changes(5, changes.datastore_id) == (changes.datastore_id, 6, 5, 5, [], [], 1)
     assert live.changes(3, "another") == live.changes(6, changes.datastore_id) == changes, (
         "they begin with the first"
     )

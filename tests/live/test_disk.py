@@ -1,5 +1,6 @@
-"""A disk that is really full, or read-only: a small file system of
-its own, where this may be mounted.
+"""A disk that is really full, or read-only.
+
+It is a small file system of its own, where this may be mounted.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def fill(act: Callable[[int], object]) -> StorageError:
         assert number < 10_000
 
 
-def test_what_was_acknowledged_is_kept_and_asked_while_the_disk_is_full(disk: Path) -> None:
+def test_acknowledged_documents_are_readable_on_a_full_disk(disk: Path) -> None:
     live = LiveDatastore.open(disk / "live", tokenizer=identity(60_000))
     ids = live.add([SECRET])
     acknowledged: list[int] = []
@@ -65,27 +66,27 @@ def test_what_was_acknowledged_is_kept_and_asked_while_the_disk_is_full(disk: Pa
         ids.extend(live.add([some_tokens(number, 20_000)]))
         acknowledged.append(number)
 
-    def require_kept(store: LiveDatastore) -> None:
+    def require_acknowledged(store: LiveDatastore) -> None:
         assert all(store.count(some_tokens(number, 20_000)[:64]) == 1 for number in acknowledged)
         assert store.count(SECRET) == 1
 
     assert "cannot be written" in str(fill(add))
-    require_kept(live)
+    require_acknowledged(live)
     with suppress(StorageError):
         live.compact()
-    require_kept(live)
+    require_acknowledged(live)
     with LiveDatastore.open(disk / "live", read_only=True) as reader:
-        require_kept(reader)
+        require_acknowledged(reader)
     live.close()
     with LiveDatastore.open(disk / "live") as live:
-        require_kept(live)
+        require_acknowledged(live)
         assert "cannot be written" in str(fill(lambda number: add(len(acknowledged))))
-        require_kept(live)
+        require_acknowledged(live)
     subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
     with LiveDatastore.open(disk / "live") as live:
         add(len(acknowledged))
         live.compact()
-        require_kept(live)
+        require_acknowledged(live)
         assert live.delete(ids) == len(ids)
         assert live.count(SECRET) == 0
         assert live.info().failure is None

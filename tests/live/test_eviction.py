@@ -185,7 +185,7 @@ def test_epochs_before_those_that_are_kept_are_evicted(tmp_path: Path, compacted
 
 
 def test_limits_of_a_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are kept, hold at once, and those that it has not are what others have."""
+    """They are stored and hold at once. A namespace without a limit has the datastore's."""
     small_segments(monkeypatch)
     with new_live(tmp_path / "live", 65_535, max_tokens=300) as live:
         small = live.namespace("small")

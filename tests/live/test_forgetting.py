@@ -105,9 +105,7 @@ def test_a_deletion_says_when_a_reader_keeps_the_log(
 def test_no_file_of_a_change_that_failed_holds_what_was_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as when the disk is full after the first of two
-    segments, or before what is sorted anew is stored.
-    """
+    """The disk is full after the first of two segments, or before the new segments are stored."""
     no_background(monkeypatch)
     write = writer.write_segment
 

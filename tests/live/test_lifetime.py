@@ -91,7 +91,7 @@ def test_closing_while_threads_add_and_ask(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_one_that_is_dropped_is_closed(tmp_path: Path, read_only: bool) -> None:
+def test_a_dropped_datastore_is_closed(tmp_path: Path, read_only: bool) -> None:
     files, threads = descriptors(), threading.active_count()
     with new_live(tmp_path / "live") as live:
         live.add([[1, 2]])

@@ -143,6 +143,28 @@ def test_limits_are_kept_from_then_on(live: Path, tmp_path: Path) -> None:
     assert "retention: 2,000 tokens, 720 hours\n" in done("info", live)
 
 
+def test_documents_of_a_group_are_shared_after_others_have_the_same(
+    live: Path, tmp_path: Path
+) -> None:
+    ours = write_jsonl(tmp_path / "ours.jsonl", ["two tenants wrote this"])
+    assert facts_of(live)["shared_after"] == 1
+    ids = []
+    for group in ("acme", "acme", "other"):
+        added = done("live", "add", live, ours, "--group", group, "--shared-after", 2, "--json")
+        ids += json.loads(added)["ids"]
+        count = {"acme": 0, "other": 1}[group]
+        with rest_store.LiveDatastore.open(live, read_only=True) as store:
+            tokens = next(iter(store.documents(group="acme"))).tokens
+            assert (store.count(tokens), store.read_as("acme").count(tokens)) == (
+                2 * count,
+                1 + count,
+            )
+    assert len(set(ids)) == 2
+    assert facts_of(live)["shared_after"] == 2
+    assert "after 2 groups have written the same" in done("info", live)
+    assert json.loads(done("live", "delete", live, *set(ids), "--json"))["deleted"] == 2
+
+
 def test_a_frozen_one_has_the_same_documents(live: Path, tmp_path: Path, tokenizer: Path) -> None:
     compact(live)
     done("live", "add", live, write_jsonl(tmp_path / "more.jsonl", ["something else"]))

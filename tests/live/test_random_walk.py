@@ -1,5 +1,6 @@
-"""Random additions, deletions, merges and reopenings: every
-answer is that of a brute-force count.
+"""Random additions, deletions, merges and reopenings.
+
+Every answer is that of a brute-force count.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ NAMESPACES = ("", "one", "other")
 
 
 class Walk:
-    """A live datastore, a reader of it, and the documents that each
-    namespace holds, in the order of their addition.
-    """
+    """A live datastore, a reader of it, and the documents of each namespace, oldest first."""
 
     def __init__(self, directory: Path, chance: random.Random, vocabulary_size: int) -> None:
         self.directory = directory

@@ -16,6 +16,8 @@ import pytest
 from rest_store.errors import (
     ArgumentError,
     DeadlineError,
+    DocumentError,
+    QueryError,
     ServiceUnavailableError,
     StorageError,
     TokenizerMismatchError,
@@ -130,6 +132,49 @@ def test_what_is_changed_here_is_changed_at_the_service_and_visible_when_it_retu
         keeper.compact()
     with opened(cache, read_only=True) as replica:
         refused(WriterError, lambda: replica.add([[1]]), "opened for reading")
+
+
+def test_documents_of_several_groups_are_added_as_one_addition_would(
+    live: LiveDatastore, service: Service, cache: Path, tmp_path: Path
+) -> None:
+    documents = [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10], [11, 12]]
+    ids = ["a", "b", "c", "b", "known", "d"]
+    labels: dict[str, Any] = {
+        "group": ["ann", "bob", "ann", "ann", "bob", "ann"],
+        "epoch": [1, 1, 1, 1, 2, 2],
+    }
+    kept = []
+    with opened(cache) as replica, new_live(tmp_path / "direct") as direct:
+        for store in (replica, direct):
+            store.add([[20, 21]], ["known"], group="dan", epoch=9)
+            added = store.add(documents, ids, **labels)
+            assert list(added) == ids
+            assert (added.added, added.duplicates) == (["a", "b", "c", "d"], ["b", "known"])
+            assert (store.count([3, 4]), store.count([7, 8]), store.count([9, 10])) == (1, 0, 0)
+            kept.append(
+                {
+                    (tuple(document.tokens.tolist()), document.group, document.epoch)
+                    for document in store.documents()
+                }
+            )
+        assert kept[0] == kept[1]
+        assert ((3, 4), "bob", 1) in kept[0]
+        until_equal(replica, live)
+        for bad, wrong in (
+            ({"documents": [[1], [300]]}, QueryError),
+            ({"documents": [[1], []]}, DocumentError),
+            ({"group": ["ann", "x" * 257]}, DocumentError),
+            ({"group": ["ann"]}, DocumentError),
+            ({"epoch": [1, -1]}, ArgumentError),
+        ):
+            arguments: dict[str, Any] = {
+                "documents": [[1], [2]],
+                "ids": ["e", "f"],
+                "group": ["ann", "bob"],
+                **bad,
+            }
+            refused(wrong, lambda some=arguments: replica.add(**some))  # type: ignore[misc]
+            assert live.info().document_count == 5, "nothing was added, of any group"
 
 
 def test_what_never_becomes_visible_here_is_said(

@@ -15,7 +15,7 @@ from tests.shared.live import some_document
 from tests.shared.strategies import Corpus, write_datastore
 
 
-def stored(
+def records_of(
     documents: list[list[int]], vocabulary_size: int, first: int = 1
 ) -> list[DocumentRecord]:
     return [
@@ -37,7 +37,7 @@ def stored(
 def test_a_segment_is_packed_as_a_shard(tmp_path: Path, vocabulary_size: int, size: int) -> None:
     chance = random.Random(size)
     documents = [some_document(chance, vocabulary_size) for _ in range(size)]
-    native = sorted_segment(stored(documents, vocabulary_size), vocabulary_size)
+    native = sorted_segment(records_of(documents, vocabulary_size), vocabulary_size)
     write_datastore(tmp_path, Corpus(vocabulary_size, [documents]))
     frozen = Shard.open(tmp_path, "shard-00000")
     assert np.array_equal(frozen.suffixes.key_bytes, native.view.keys)
@@ -49,9 +49,10 @@ def test_a_segment_is_packed_as_a_shard(tmp_path: Path, vocabulary_size: int, si
 
 
 @pytest.mark.parametrize("vocabulary_size", [300, 70_000])
-def test_a_memtable_grows_to_what_is_sorted_at_once(vocabulary_size: int) -> None:
+def test_a_grown_memtable_equals_one_sorted_at_once(vocabulary_size: int) -> None:
     chance = random.Random(0)
-    documents = stored([some_document(chance, vocabulary_size) for _ in range(30)], vocabulary_size)
+    texts = [some_document(chance, vocabulary_size) for _ in range(30)]
+    documents = records_of(texts, vocabulary_size)
     whole = sorted_segment(documents, vocabulary_size)
     grown = sorted_segment(
         documents[20:], vocabulary_size, sorted_segment(documents[:20], vocabulary_size)

@@ -225,10 +225,10 @@ def test_a_service_that_takes_no_more_sessions_is_left_alone_for_a_while(numbers
         assert len(first.step()) > 0
         with pytest.raises(OverloadedError):
             second.step()
-        until(lambda: fails(second) and second.member._rests_until > time.monotonic() + 1.0)
-        asked = len(relay.received)
+        until(lambda: fails(second) and second.member._paused_until > time.monotonic() + 1.0)
+        received = len(relay.received)
         failed(OverloadedError, lambda: second.member.send(STEP))
-        assert len(relay.received) == asked
+        assert len(relay.received) == received
         assert len(first.step()) > 0
 
 

@@ -257,6 +257,43 @@ class NewRequestData:
     prefill_token_ids: list[int]
     prompt_len: int
     sampling_params: SamplingParams | None
+    lora_request: Any = None
+    mm_features: list[Any] | None = None
+    prompt_is_token_ids: list[bool] | None = None
+
+
+@dataclass
+class LoRARequest:
+    lora_name: str
+
+
+@dataclass
+class PlaceholderRange:
+    offset: int
+    length: int
+
+
+@dataclass
+class MultiModalFeatureSpec:
+    mm_position: PlaceholderRange
+
+
+class Scheduler:
+    """vLLM's, of which the plug-in wraps one method."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.vllm_config, self.running = vllm_config, list[Any]()
+
+    def schedule(self, throttle_prefills: bool = False) -> list[int]:
+        return [len(request.spec_token_ids) for request in self.running]
+
+
+@dataclass
+class ScheduledRequest:
+    """vLLM's `Request` as its scheduler has it."""
+
+    sampling_params: SamplingParams | None
+    spec_token_ids: list[int]
 
 
 @dataclass
@@ -308,6 +345,7 @@ class SchedulerConfig:
 @dataclass
 class ParallelConfig:
     data_parallel_index: int = 0
+    pipeline_parallel_size: int = 1
 
 
 @dataclass
@@ -338,6 +376,8 @@ class GroupCoordinator:
 STAND_INS = {
     "vllm.config": (VllmConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig),
     "vllm.sampling_params": (SamplingParams,),
+    "vllm.lora.request": (LoRARequest,),
+    "vllm.multimodal.inputs": (MultiModalFeatureSpec, PlaceholderRange),
     "vllm.v1.core.sched.output": (SchedulerOutput, NewRequestData),
     "vllm.v1.worker.gpu.buffer_utils": (StagedWriteTensor,),
     "vllm.v1.worker.gpu.input_batch": (InputBatch,),
@@ -401,6 +441,9 @@ class Vllm:
         def get_tp_group() -> GroupCoordinator:
             return self.group
 
+        class OwnScheduler(Scheduler):
+            """Another class for each test, since the plug-in wraps its method."""
+
         def init_logger(name: str) -> logging.Logger:
             return logging.getLogger(name)
 
@@ -420,6 +463,8 @@ class Vllm:
                 "init_speculator": init_speculator,
             },
         }
+        parts["vllm.v1.core.sched.scheduler"] = {"Scheduler": OwnScheduler}
+        parts["vllm.v1.request"] = {"Request": ScheduledRequest}
         for name, classes in STAND_INS.items():
             parts.setdefault(name, {}).update(
                 {definition.__name__: definition for definition in classes}

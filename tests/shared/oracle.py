@@ -26,25 +26,29 @@ class Oracle:
         self.size = len(stored)
         self.symbols = np.array([*stored, *[_SEPARATOR] * MAX_SEQUENCE])
 
-    def _positions(self, tokens: Sequence[int]) -> Positions:
+    def positions(self, tokens: Sequence[int]) -> Positions:
         """Where the sequence begins, in order."""
         found = np.arange(self.size)
         for place, token in enumerate(tokens):
             found = found[self.symbols[found + place] == token]
         return found
 
+    def visible(self, found: Positions) -> int:
+        """How many occurrences of a sequence, which begins or ends at `found`, are told of."""
+        return found.size
+
     def count(self, tokens: Sequence[int]) -> int:
-        return self._positions(tokens).size
+        return self.visible(self.positions(tokens))
 
     def longest_suffix_match(self, context: Sequence[int], *, max_suffix: int = 16) -> SuffixMatch:
         length, found = self._match(context[-max_suffix:])
-        return SuffixMatch(length, found.size)
+        return SuffixMatch(length, self.visible(found))
 
     def _match(self, suffix: Sequence[int]) -> tuple[int, Positions]:
         best = 0, np.zeros(0, np.int64)
         for length in range(1, len(suffix) + 1):
-            found = self._positions(suffix[-length:])
-            if not found.size:
+            found = self.positions(suffix[-length:])
+            if not self.visible(found):
                 break
             best = length, found
         return best
@@ -72,7 +76,7 @@ class Oracle:
             [path[-1] for path, _ in chosen],
             [numbers.get(path[:-1], -1) for path, _ in chosen],
             [count for _, count in chosen],
-            match=SuffixMatch(length, found.size),
+            match=SuffixMatch(length, self.visible(found)),
         )
 
     def _children(
@@ -87,7 +91,36 @@ class Oracle:
         parts = np.split(ends, np.flatnonzero(np.diff(tokens)) + 1)
         nexts = [(int(self.symbols[part[0]]), part) for part in parts if part.size]
         return [
-            (-part.size, len(path) + 1, (*path, token), part + 1)
+            (-self.visible(part), len(path) + 1, (*path, token), part + 1)
             for token, part in nexts
-            if token != _SEPARATOR
+            if token != _SEPARATOR and self.visible(part)
         ]
+
+
+class SharedOracle(Oracle):
+    """The queries of `reader` where a datastore is shared after `shared_after` groups.
+
+    Args:
+        documents: group and tokens of each.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        documents: Sequence[tuple[str, Sequence[int]]],
+        shared_after: int,
+        reader: str,
+    ) -> None:
+        super().__init__(Corpus(vocabulary_size, [[list(tokens) for _, tokens in documents]]))
+        names = [name for name, tokens in documents for _ in range(len(tokens) + 1)]
+        # What ends at a separator began before it.
+        self._names = np.array([*names, ""])
+        self._shared_after = shared_after
+        self._reader = reader
+
+    def visible(self, found: Positions) -> int:
+        # A token at `found`, or the one before where a sequence ends: of one document in any case.
+        groups = self._names[np.minimum(found, self._names.size - 1)]
+        if np.unique(groups).size >= self._shared_after:
+            return found.size
+        return int(np.sum(groups == self._reader)) if self._reader else 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,10 +39,18 @@ class BatchDrafts:
         drafter: has a session for each request.
         nodes: nodes that are verified for each request, with its last token.
         shape: "tree" or "chain".
+        adapter_name: returns the name of a LoRA adapter by SGLang's id, which is new at each start.
     """
 
-    def __init__(self, drafter: RequestDrafter, nodes: int, shape: str) -> None:
+    def __init__(
+        self,
+        drafter: RequestDrafter,
+        nodes: int,
+        shape: str,
+        adapter_name: Callable[[str], str] = str,
+    ) -> None:
         self._drafter = drafter
+        self._adapter_name = adapter_name
         self._nodes = nodes
         self._shape = shape
         self._grammars = Grammars(drafter.metrics.count_error)
@@ -97,7 +105,7 @@ class BatchDrafts:
             newest: its tokens of the latest step, if they may be missing in the request.
             cached: tokens of its text, without the last one.
         """
-        prompt, output = request.origin_input_ids_unpadded, request.output_ids
+        prompt, output = _prompt(request), request.output_ids
         missing = cached + 1 - len(request.origin_input_ids) - len(output)
         if missing not in (0, len(newest)):
             raise ValueError(f"a request lacks {missing} tokens of a step that wrote {len(newest)}")
@@ -111,14 +119,18 @@ class BatchDrafts:
             )
         self._requests[request.rid] = request
         ends = set() if sampling.ignore_eos else request.eos_token_ids or set()
+        text, placeholders = _text_of(prompt, self._drafter.vocabulary_size)
+        adapter = request.lora_id
         self._drafter.begin(
             NewRequest(
                 request.rid,
-                _tokens(prompt, output, newest[:missing]),
+                _tokens(text, output, newest[:missing]),
                 len(prompt),
                 max_tokens=sampling.max_new_tokens,
                 ends=frozenset(ends).union(sampling.stop_token_ids or ()),
                 grammar=grammar_of(request, self._grammars),
+                adapter="" if adapter is None else self._adapter_name(adapter),
+                placeholders=placeholders,
                 **parse_extra_arguments(
                     sampling.custom_params, partial(self._drafter.metrics.count_error, "references")
                 ),
@@ -178,7 +190,7 @@ class BatchDrafts:
         if (request := self._requests.pop(rid, None)) is None:
             return
         try:
-            known = self._drafter.length(rid) - len(request.origin_input_ids_unpadded)
+            known = self._drafter.length(rid) - len(_prompt(request))
             new = _tokens(request.output_ids[known : request.finished_len])
             self._drafter.accept([StepRequest(rid, new, 0, node_top_k=self._likely_rows(rid))])
         except Exception as error:
@@ -190,6 +202,27 @@ class BatchDrafts:
         self._drafter.drop([rid for rid in list(rids) if self._requests.pop(rid, None) is not None])
 
 
+def _prompt(request: Req) -> Sequence[int]:
+    """Return the ids of a prompt, as many as the cache has.
+
+    Where there are images, SGLang has put ids that no vocabulary has in their places.
+    """
+    has_images = request.multimodal_inputs is not None
+    ids: Sequence[int]
+    ids = request.origin_input_ids if has_images else request.origin_input_ids_unpadded
+    return ids
+
+
+def _text_of(
+    prompt: Sequence[int], vocabulary_size: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return a prompt with id 0 in the places of no text, and these places."""
+    ids = np.array(prompt, np.int64)
+    places = np.flatnonzero(ids >= vocabulary_size)
+    ids[places] = 0
+    return ids, places
+
+
 def _newest(batch: ScheduleBatch) -> list[list[int]]:
     """Return the tokens of each request in the latest step; waits for the device."""
     accepted = batch.spec_info.accept_tokens.tolist()
@@ -198,5 +231,5 @@ def _newest(batch: ScheduleBatch) -> list[list[int]]:
     return [accepted[row * width : row * width + count] for row, count in enumerate(counts)]
 
 
-def _tokens(*parts: Sequence[int]) -> Tokens:
+def _tokens(*parts: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Tokens:
     return np.concatenate([np.zeros(0, np.int32), *(np.asarray(part, np.int32) for part in parts)])

@@ -27,7 +27,7 @@ def require_datastores(settings: EngineSettings, arguments: Any) -> None:
     Raises:
         RestStoreError: of the subclass for the cause.
     """
-    here = [location for location in settings.datastores if not is_remote(location)]
+    here = [location for location in settings.locations.values() if not is_remote(location)]
     remember = settings.remember
     is_there = remember is not None and not is_remote(remember) and is_live(Path(remember))
     if not here and not is_there:

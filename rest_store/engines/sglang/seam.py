@@ -138,6 +138,8 @@ DEPENDENCIES = (
     Dependency(f"{_BATCH}:Req.finished_len"),
     Dependency(f"{_BATCH}:Req.grammar"),
     Dependency(f"{_BATCH}:Req.grammar_key"),
+    Dependency(f"{_BATCH}:Req.lora_id"),
+    Dependency(f"{_BATCH}:Req.multimodal_inputs"),
     Dependency(f"{_BATCH}:Req.origin_input_ids"),
     Dependency(f"{_BATCH}:Req.origin_input_ids_unpadded"),
     Dependency(f"{_BATCH}:Req.output_ids"),
@@ -151,6 +153,10 @@ DEPENDENCIES = (
     Dependency(f"{_SAMPLING}.presence_penalty"),
     Dependency(f"{_SAMPLING}.repetition_penalty"),
     Dependency(f"{_SAMPLING}.stop_token_ids"),
+    # The names of adapters, by id.
+    Dependency("sglang.srt.model_executor.model_runner:ModelRunner.lora_manager"),
+    Dependency("sglang.srt.lora.lora_manager:LoRAManager.lora_refs"),
+    Dependency("sglang.srt.lora.lora_registry:LoRARef.lora_name"),
     # What a request's grammar was made of.
     Dependency(f"{_CONSTRAINED}.xgrammar_backend:XGrammarGrammar.ctx"),
     Dependency(f"{_CONSTRAINED}.llguidance_backend:GuidanceGrammar.llguidance_tokenizer"),

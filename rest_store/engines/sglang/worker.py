@@ -138,8 +138,9 @@ def _no_corpora() -> ArgumentError:
 def _batch_drafts(target: TpModelWorker, nodes: int, shape: str) -> BatchDrafts:
     """Return drafts from the datastores that the settings name."""
     model, size = target.model_config, int(target.model_config.vocab_size)
+    settings = read_settings()
     sources = EngineSources(
-        read_settings(),
+        settings,
         target.tokenizer,
         name=str(model.model_path),
         vocabulary_size=size,
@@ -150,7 +151,7 @@ def _batch_drafts(target: TpModelWorker, nodes: int, shape: str) -> BatchDrafts:
         "engine": str(get_parallel().dp_rank or 0),
         "model_name": str(get_serving().served_model_name),
     }
-    metrics = EngineMetrics(sources.names, _log, labels=labels)
+    metrics = EngineMetrics(sources.names, _log, labels=labels, log_requests=settings.log_requests)
     drafter = RequestDrafter(sources, metrics, vocabulary_size=size)
     atexit.register(drafter.close)
     _log.info(
@@ -161,4 +162,8 @@ def _batch_drafts(target: TpModelWorker, nodes: int, shape: str) -> BatchDrafts:
             "rest-store: on %s, SGLang verifies greedily, requests that sample, too",
             get_device().device,
         )
-    return BatchDrafts(drafter, nodes, shape)
+
+    def adapter_name(id: str) -> str:
+        return str(target.model_runner.lora_manager.lora_refs[id].lora_name)
+
+    return BatchDrafts(drafter, nodes, shape, adapter_name)

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rest_store.drafting.arbitration import Head
@@ -28,6 +30,7 @@ from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sources import EngineSources
 from rest_store.engines.vllm.confidences import Confidences, confidences_of
 from rest_store.engines.vllm.device_drafts import DeviceDrafts
+from rest_store.engines.vllm.draft_switch import install_switch
 from rest_store.engines.vllm.request_grammar import RequestGrammars
 from rest_store.engines.vllm.seam import CREATE, DEPENDENCIES, INIT, PROPOSE
 from rest_store.engines.vllm.settings import WHERE, VllmSettings, settings_of, unused_because
@@ -62,6 +65,7 @@ def install() -> None:
     for module in (spec_decode, sys.modules.get(_RUNNER)):
         if module is not None:
             vars(module)["init_speculator"] = wrapped
+    install_switch(_warn_once)
     # A process that makes configurations imports this module before it loads plug-ins.
     if _ARGUMENTS in sys.modules and difference(CREATE) is None:
         arguments = sys.modules[_ARGUMENTS].EngineArgs
@@ -201,8 +205,21 @@ def _request(new: Any, report: Callable[[str], None]) -> NewRequest:
         prompt_length=new.prompt_len,
         max_tokens=new.sampling_params.max_tokens,
         ends=frozenset(new.sampling_params.all_stop_token_ids),
+        adapter="" if new.lora_request is None else new.lora_request.lora_name,
+        placeholders=_placeholders(new),
         **parse_extra_arguments(new.sampling_params.extra_args, report),
     )
+
+
+def _placeholders(new: Any) -> npt.NDArray[np.int64]:
+    """Return where a prompt has no text: images and the like, and embeddings."""
+    parts = [np.zeros(0, np.int64)]
+    for feature in new.mm_features or ():
+        begin = feature.mm_position.offset
+        parts.append(np.arange(begin, begin + feature.mm_position.length))
+    if new.prompt_is_token_ids is not None:
+        parts.append(np.flatnonzero(~np.asarray(new.prompt_is_token_ids, np.bool_)))
+    return np.unique(np.concatenate(parts))
 
 
 def _finish(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
@@ -281,7 +298,13 @@ def _speculator(
     )
     labels = {"engine": str(vllm_config.parallel_config.data_parallel_index)}
     labels["model_name"] = str(model.served_model_name)
-    metrics = EngineMetrics(sources.names, log, float(envs.VLLM_LOG_STATS_INTERVAL), labels)
+    metrics = EngineMetrics(
+        sources.names,
+        log,
+        float(envs.VLLM_LOG_STATS_INTERVAL),
+        labels,
+        log_requests=settings.log_requests,
+    )
     drafter = RequestDrafter(sources, metrics, vocabulary_size=vocabulary_size)
     end = weakref.finalize(speculator, drafter.close)
     atexit.register(end)  # last registered, first called: before live datastores are closed

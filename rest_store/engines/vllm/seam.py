@@ -67,6 +67,13 @@ DEPENDENCIES = (
     Dependency(f"{_SCHEDULE}:NewRequestData.prefill_token_ids"),
     Dependency(f"{_SCHEDULE}:NewRequestData.prompt_len"),
     Dependency(f"{_SCHEDULE}:NewRequestData.sampling_params"),
+    Dependency(f"{_SCHEDULE}:NewRequestData.lora_request"),
+    Dependency(f"{_SCHEDULE}:NewRequestData.mm_features"),
+    Dependency(f"{_SCHEDULE}:NewRequestData.prompt_is_token_ids"),
+    Dependency("vllm.lora.request:LoRARequest.lora_name"),
+    Dependency("vllm.multimodal.inputs:MultiModalFeatureSpec.mm_position"),
+    Dependency("vllm.multimodal.inputs:PlaceholderRange.length"),
+    Dependency("vllm.multimodal.inputs:PlaceholderRange.offset"),
     Dependency("vllm.sampling_params:SamplingParams.temperature"),
     Dependency("vllm.sampling_params:SamplingParams.max_tokens"),
     Dependency("vllm.sampling_params:SamplingParams.all_stop_token_ids"),
@@ -96,6 +103,7 @@ DEPENDENCIES = (
     Dependency(f"{_CONFIG}:ModelConfig.model"),
     Dependency(f"{_CONFIG}:ModelConfig.served_model_name"),
     Dependency(f"{_CONFIG}:ParallelConfig.data_parallel_index"),
+    Dependency(f"{_CONFIG}:ParallelConfig.pipeline_parallel_size"),
     Dependency(f"{_CONFIG}:SchedulerConfig.async_scheduling"),
     Dependency(f"{_CONFIG}:SpeculativeConfig.method"),
     Dependency(f"{_CONFIG}:SpeculativeConfig.num_speculative_tokens"),
@@ -124,6 +132,15 @@ CONFIDENCE_PARTS = (
         ("self", "idx_mapping", "num_sampled", "num_rejected"),
         is_whole=True,
     ),
+)
+
+# For requests that switch drafts off: where these differ, they have vLLM's own drafts.
+SWITCH_PARTS = (
+    Dependency("vllm.v1.core.sched.scheduler:Scheduler.schedule", ("self",)),
+    Dependency("vllm.v1.core.sched.scheduler:Scheduler.running"),
+    Dependency("vllm.v1.core.sched.scheduler:Scheduler.vllm_config"),
+    Dependency("vllm.v1.request:Request.sampling_params"),
+    Dependency("vllm.v1.request:Request.spec_token_ids"),
 )
 
 # For the grammars of requests alone: where these differ, requests are drafted for without them.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rest_store.engines.settings import EngineSettings
+from rest_store.errors import ArgumentError, describe
 
 _SECTION = "rest_store"
 WHERE = f"additional_config.{_SECTION}"
@@ -31,12 +32,26 @@ def settings_of(config: Any) -> VllmSettings | None:
         config: a `VllmConfig`.
 
     Raises:
-        ArgumentError: a setting is unknown or invalid.
+        ArgumentError: a setting is unknown or invalid, or the model is spread over a pipeline. With
+            any drafts, vLLM 0.32 fails an assertion there, in the first step that verifies some.
+    """
+    if not has_settings(config):
+        return None
+    settings = VllmSettings.read(config.additional_config[_SECTION], WHERE)
+    stages = config.parallel_config.pipeline_parallel_size
+    if stages > 1:
+        raise ArgumentError(describe(WHERE, "pipeline_parallel_size", stages, 1))
+    return settings
+
+
+def has_settings(config: Any) -> bool:
+    """Return whether vLLM's configuration has a section for the settings.
+
+    Args:
+        config: a `VllmConfig`.
     """
     additional = config.additional_config
-    if not isinstance(additional, dict) or _SECTION not in additional:
-        return None
-    return VllmSettings.read(additional[_SECTION], WHERE)
+    return isinstance(additional, dict) and _SECTION in additional
 
 
 def unused_because(config: Any) -> str | None:

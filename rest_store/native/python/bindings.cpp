@@ -3,6 +3,8 @@
 
 #include "python/bindings.hpp"
 
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -31,6 +33,13 @@ std::vector<ShardView> shard_views(const nb::list& shards) {
   return out;
 }
 
+std::shared_ptr<const Sharing> sharing_of(const nb::list& shards,
+                                          std::shared_ptr<Sharing> sharing) {
+  if (sharing != nullptr && sharing->size() != shards.size())
+    throw nb::value_error("groups of another number of shards");
+  return sharing;
+}
+
 namespace {
 
 // The mappings of the files that shards are in.
@@ -48,8 +57,10 @@ using Tokens = std::vector<Token>;
 // not returned.
 class NativeKernel {
  public:
-  NativeKernel(const nb::list& shards, std::uint32_t vocabulary)
-      : shards_(shards), mappings_(mappings_of(shards)), kernel_(shard_views(shards), vocabulary) {}
+  NativeKernel(const nb::list& shards, std::uint32_t vocabulary, std::shared_ptr<Sharing> sharing)
+      : shards_(shards),
+        mappings_(mappings_of(shards)),
+        kernel_(shard_views(shards), vocabulary, sharing_of(shards, std::move(sharing))) {}
 
   nb::tuple longest_suffix_match(const Tokens& context) {
     const Suffix suffix = suffix_of(context, kMaxSuffix);
@@ -139,6 +150,22 @@ std::int32_t sort_suffixes(std::uintptr_t sorter, const Bytes& symbols, std::uin
                        width, bits, {keys.data(), keys.size()}, {entries.data(), entries.size()});
 }
 
+// The groups of a shard; the GIL is released while it is read.
+std::shared_ptr<ShardGroups> shard_groups(nb::handle shard, const Array<GroupKey>& keys) {
+  nb::list one;
+  one.append(shard);
+  const std::vector<ShardView> views = shard_views(one);
+  const nb::gil_scoped_release released;
+  return std::make_shared<ShardGroups>(views[0], span_of(keys));
+}
+
+std::shared_ptr<Sharing> sharing(std::vector<std::shared_ptr<ShardGroups>> groups,
+                                 std::size_t shared_after, const std::optional<GroupKey>& reader) {
+  if (shared_after < 1 || shared_after > kMaxSharedAfter)
+    throw nb::value_error("number of groups out of range");
+  return std::make_shared<Sharing>(std::move(groups), shared_after, reader ? &*reader : nullptr);
+}
+
 // A mapping of an open file.
 FileMapping* mapped(int descriptor, std::size_t size) {
   try {
@@ -157,10 +184,15 @@ NB_MODULE(_kernel, module) {
   module.doc() = "The compiled kernel; rest_store.datastore.kernel loads it.";
   module.def("sort_suffixes", &sort_suffixes, "sorter"_a, "symbols"_a, "width"_a, "bits"_a,
              "keys"_a, "entries"_a);
+  module.attr("MAX_SHARED_AFTER") = kMaxSharedAfter;
+  nb::class_<ShardGroups>(module, "ShardGroups").def(nb::new_(&shard_groups), "shard"_a, "keys"_a);
+  nb::class_<Sharing>(module, "Sharing")
+      .def(nb::new_(&sharing), "groups"_a, "shared_after"_a, "reader"_a.none());
   bind_calibrations(module);
   bind_sessions(module);
   nb::class_<NativeKernel>(module, "NativeKernel", nb::is_weak_referenceable())
-      .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)
+      .def(nb::init<const nb::list&, std::uint32_t, std::shared_ptr<Sharing>>(), "shards"_a,
+           "vocabulary_size"_a, "sharing"_a = nb::none())
       .def("longest_suffix_match", &NativeKernel::longest_suffix_match)
       .def("draft", &NativeKernel::draft)
       .def("count", &NativeKernel::count)

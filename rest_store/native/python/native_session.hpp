@@ -21,10 +21,11 @@ namespace rest_store {
 // A datastore's reader of evidence, and the arrays that keep its mappings open.
 struct NativeEvidenceReader {
   NativeEvidenceReader(const nb::list& shards, std::uint32_t vocabulary, bool live,
-                       std::shared_ptr<SuffixCache> cache)
+                       std::shared_ptr<SuffixCache> cache, std::shared_ptr<Sharing> sharing)
       : keep(shards),
         reader(std::make_unique<EvidenceReader>(shard_views(shards), vocabulary, live,
-                                                std::move(cache))) {}
+                                                std::move(cache),
+                                                sharing_of(shards, std::move(sharing)))) {}
 
   nb::list keep;
   std::unique_ptr<EvidenceReader> reader;

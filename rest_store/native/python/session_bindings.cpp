@@ -110,7 +110,10 @@ void bind_sessions(nb::module_& module) {
   module.def("merge_trees", &merge_trees);
   nb::class_<SuffixCache>(module, "SuffixCache").def(nb::init<std::size_t, bool>());
   nb::class_<NativeEvidenceReader>(module, "NativeEvidenceReader")
-      .def(nb::init<const nb::list&, std::uint32_t, bool, std::shared_ptr<SuffixCache>>());
+      .def(nb::init<const nb::list&, std::uint32_t, bool, std::shared_ptr<SuffixCache>,
+                    std::shared_ptr<Sharing>>(),
+           nb::arg("shards"), nb::arg("vocabulary_size"), nb::arg("is_live"), nb::arg("cache"),
+           nb::arg("sharing") = nb::none());
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")
       .def(nb::init<>())
       .def(nb::init<const RecycledLogits&>())

@@ -51,7 +51,7 @@ struct MatchQuery {
 class Matcher {
  public:
   // The result is valid until the next call.
-  const Match& longest(const std::vector<ShardView>& shards, const Suffix& suffix) {
+  Match& longest(const std::vector<ShardView>& shards, const Suffix& suffix) {
     const MatchQuery query{&shards, &suffix, &match_};
     longest(std::span(&query, 1));
     return match_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "session/candidates.hpp"
+#include "session/match_experience.hpp"
 
 namespace rest_store {
 
@@ -47,7 +48,10 @@ class OnlineCalibration {
     for (std::size_t i = 0; i < kWeights; ++i) sums[i] += after.weights_[i] - before.weights_[i];
     if (std::all_of(sums.begin(), sums.end(), [](float sum) { return std::isfinite(sum); }))
       set_weights(sums);
+    matches.add(before.matches, after.matches);
   }
+
+  MatchExperience matches;  // with all texts
 
  private:
   static constexpr float kRate = 0.01F, kDecay = 0.9998F, kBound = 1.0F;

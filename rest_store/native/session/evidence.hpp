@@ -62,7 +62,7 @@ class EvidenceReader {
   // A level whose intervals are being searched for, and the first of their searches or boundaries.
   struct PendingLevel {
     BackoffLevel* level;
-    std::size_t shards;
+    const EvidenceReader* reader;
     std::size_t first;
   };
 
@@ -105,13 +105,15 @@ class EvidenceReader {
     }
   };
 
-  // `cache` belongs to the datastore. What other readers have cached there is not used.
+  // `cache` belongs to the datastore. What other readers have cached there is not used. `sharing`:
+  // what the reader may learn of; null: everything.
   EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary, bool live,
-                 std::shared_ptr<SuffixCache> cache)
+                 std::shared_ptr<SuffixCache> cache, std::shared_ptr<const Sharing> sharing)
       : shards_(std::move(shards)),
         vocabulary_(vocabulary),
         live_(live),
         cache_(std::move(cache)),
+        sharing_(std::move(sharing)),
         number_(cache_->add_reader()) {}
   EvidenceReader(const EvidenceReader&) = delete;
   EvidenceReader& operator=(const EvidenceReader&) = delete;
@@ -195,6 +197,11 @@ class EvidenceReader {
       Match& match = scratch.longest[i];
       if (match.length <= kShort) continue;
       auto& [longest, middle, unused] = scratch.long_levels[i];
+      if (const EvidenceReader& reader = *requests[i].reader; reader.sharing_ != nullptr) {
+        longest.is_shared =
+            shorten(*reader.sharing_, reader.shards_, scratch.pending[i].suffix, kShort, match);
+        if (match.length <= kShort) continue;
+      }
       longest.length = match.length;
       longest.count = match.count;
       std::swap(longest.intervals, match.intervals);
@@ -264,7 +271,7 @@ class EvidenceReader {
   void seek(const Suffix& suffix, std::uint32_t length, BackoffLevel& level,
             Scratch& scratch) const {
     level.length = length;
-    scratch.searched.push_back({&level, shards_.size(), scratch.searches.size()});
+    scratch.searched.push_back({&level, this, scratch.searches.size()});
     for (const ShardView& shard : shards_)
       scratch.searches.emplace_back(shard, suffix.last(length), length * width(),
                                     scratch.searched.size() - 1);
@@ -275,7 +282,8 @@ class EvidenceReader {
   void narrow(const BackoffLevel& from, Token token, const Suffix& suffix, BackoffLevel& to,
               Scratch& scratch) const {
     to.length = from.length + 1;
-    if (from.next.size < kContinuations && stride_of(from.count, samples_of(from.length)) == 1) {
+    if (sharing_ == nullptr && from.next.size < kContinuations &&
+        stride_of(from.count, samples_of(from.length)) == 1) {
       // All occurrences were read. In each shard they are in the order of their next tokens.
       float less = 0, same = 0;
       for (const Continuation& next : from.next) {
@@ -296,7 +304,7 @@ class EvidenceReader {
         return;
       }
     }
-    scratch.narrowed.push_back({&to, shards_.size(), scratch.boundaries.size()});
+    scratch.narrowed.push_back({&to, this, scratch.boundaries.size()});
     for (std::size_t i = 0; i < shards_.size(); ++i)
       for (const bool after : {false, true})
         scratch.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, after,
@@ -314,20 +322,28 @@ class EvidenceReader {
         continue;
       }
       const std::size_t first = std::exchange(pending.first, scratch.boundaries.size());
-      scratch.boundaries.resize(pending.first + 2 * pending.shards);
-      for (std::size_t i = 0; i < pending.shards; ++i)
+      const std::size_t shards = pending.reader->shards_.size();
+      scratch.boundaries.resize(pending.first + 2 * shards);
+      for (std::size_t i = 0; i < shards; ++i)
         interval_boundaries(scratch.searches[first + i],
                             &scratch.boundaries[pending.first + 2 * i]);
       scratch.narrowed.push_back(pending);
     }
     find_boundaries(std::span(scratch.boundaries));
-    for (const auto& [level, shards, first] : scratch.narrowed) {
+    for (const auto& [level, reader, first] : scratch.narrowed) {
+      const std::size_t shards = reader->shards_.size();
       level->intervals.resize(shards);
       level->count = 0;
       for (std::size_t i = 0; i < shards; ++i) {
         const Rank begin = scratch.boundaries[first + 2 * i].low;
         level->intervals[i] = {begin, std::max(begin, scratch.boundaries[first + 2 * i + 1].low)};
         level->count += level->intervals[i].width();
+      }
+      level->is_shared = true;
+      if (reader->sharing_ != nullptr) {
+        const auto visible = reader->sharing_->visible(reader->shards_, level->intervals);
+        level->count = visible.count;
+        level->is_shared = visible.is_shared;
       }
       if (level->count == 0) level->clear();
     }
@@ -342,7 +358,8 @@ class EvidenceReader {
   // Request the continuations of `level`.
   void queue(BackoffLevel& level, Scratch& scratch) const {
     scratch.queries.push_back({&shards_, vocabulary_, level.intervals, level.length,
-                               samples_of(level.length), &level.next});
+                               samples_of(level.length), &level.next, sharing_.get(),
+                               level.is_shared});
   }
 
   void cache(const PendingRequest& pending, const Evidence& out) {
@@ -356,6 +373,7 @@ class EvidenceReader {
   const std::uint32_t vocabulary_;
   const bool live_;
   const std::shared_ptr<SuffixCache> cache_;
+  const std::shared_ptr<const Sharing> sharing_;
   const std::uint64_t number_;  // among the readers that share the cache
 };
 

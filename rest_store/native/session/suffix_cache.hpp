@@ -16,14 +16,16 @@ namespace rest_store {
 
 // One suffix of the context: its count, its places and its continuations.
 struct BackoffLevel {
-  std::uint32_t length = 0;  // tokens; 0: no such level
-  std::uint64_t count = 0;
-  std::vector<Interval> intervals;
+  std::uint32_t length = 0;         // tokens; 0: no such level
+  std::uint64_t count = 0;          // that the reader may learn of
+  bool is_shared = true;            // whether these are all occurrences; else the reader's own
+  std::vector<Interval> intervals;  // of all occurrences
   Continuations next;
 
   void clear() {
     length = 0;
     count = 0;
+    is_shared = true;
     next.size = 0;
   }
 };

@@ -19,7 +19,7 @@ namespace rest_store {
 constexpr std::size_t kWindow = 64;  // last tokens of a context that sources read
 constexpr float kMinScore = 1e-9F;   // of a node
 constexpr std::size_t kMaxSuffixTail =
-    16;  // of the context that stores are asked for; below the root, the path is added
+    48;  // of the context that stores are asked for; below the root, the path is added
 constexpr std::uint32_t kMaxTreeDepth = 48;
 constexpr float kMinChainScore = 0.005F;  // of a node whose continuation is looked for in a chain
 constexpr std::size_t kSmallTree =
@@ -133,6 +133,7 @@ class TreeBuilder {
     verified_.assign(limits.verified.begin(), limits.verified.end());
     features_.clear();
     candidates_.clear();
+    match_odds_ = online_.matches.odds_ratios(matches_of_text_);
     next_ = text().empty() ? kNowhere : kContext;
   }
 
@@ -247,6 +248,15 @@ class TreeBuilder {
     bool is_calibrated;  // whether `probability` is the calibration's, and no filter's
   };
 
+  // A token that continues a long match.
+  struct ContinuedMatch {
+    std::size_t row;  // of the candidates
+    Token token;
+    std::uint32_t length;
+    std::size_t of_class;
+    float probability;  // that it comes next, by the trees
+  };
+
   const DraftNode& node_at(std::int32_t node) const {
     return nodes_[static_cast<std::size_t>(node)];
   }
@@ -288,8 +298,9 @@ class TreeBuilder {
                          limits_.shape != Shape::kChain && path_of(next_) == kOfVerified;
     CandidateTable& candidates = scratch.candidates;
     candidates.fill(sources, hit_rates_, features, lookup_, is_wide ? kCandidates : kLanes);
-    const std::array<float, kCandidates> probabilities =
+    std::array<float, kCandidates> probabilities =
         acceptance_probabilities(candidates, trees_.of(has_live_), online_, scratch.trees);
+    follow_matches(sources, candidates, probabilities);
     filtered_.clear();
     for (std::size_t row = 0; row < candidates.size(); ++row) {
       filtered_.push_back({candidates.token(row), candidates.origins(row), probabilities[row]});
@@ -297,6 +308,7 @@ class TreeBuilder {
         for (std::size_t i = 0; i < kFeatures; ++i) features_.push_back(candidates.feature(row, i));
     }
     const bool is_filtered = filter_ != nullptr && !records_ && apply_filter();
+    if (is_filtered) continued_[expansions_].clear();  // the filter says more about them
     for (const FilteredCandidate& candidate : filtered_)
       candidates_.push_back({static_cast<std::uint32_t>(expansions_), candidate.token,
                              candidate.origins, candidate.probability,
@@ -310,6 +322,44 @@ class TreeBuilder {
     features.depth -= static_cast<float>(node_at(first).depth);
     features.score /= node_at(first).score;
     if (first == next_) features.probability = 1;
+  }
+
+  // Multiply the odds of the tokens that continue long matches by experience with such tokens.
+  void follow_matches(const SourceEvidence& sources, const CandidateTable& candidates,
+                      std::array<float, kCandidates>& probabilities) {
+    if (expansions_ == continued_.size()) continued_.emplace_back();
+    std::vector<ContinuedMatch>& continued = continued_[expansions_];
+    continued.clear();
+    if (const std::int64_t best = sources.best_of_lookup(); best >= 0)
+      follow(MatchKind::kLookup, sources.lookup.length, best, candidates, continued);
+    for (std::size_t i = 0; i < stores_.size(); ++i)
+      if (const BackoffLevel* level = sources.stores[i].longest())
+        follow(stores_[i]->live() ? MatchKind::kLive : MatchKind::kFrozen, level->length,
+               sources.best_of_store(i), candidates, continued);
+    float sum = 1;
+    for (ContinuedMatch& match : continued) {
+      match.probability = probabilities[match.row];
+      sum += (match_odds_[match.of_class] - 1) * match.probability;
+    }
+    if (continued.empty()) return;
+    for (const ContinuedMatch& match : continued)
+      probabilities[match.row] *= match_odds_[match.of_class];
+    for (std::size_t row = 0; row < candidates.size(); ++row) probabilities[row] /= sum;
+  }
+
+  // Note that `token` continues a match, if that is long and the token's longest.
+  void follow(MatchKind kind, std::uint32_t length, std::int64_t token,
+              const CandidateTable& candidates, std::vector<ContinuedMatch>& continued) const {
+    const std::size_t of_class = class_of_match(kind, length);
+    if (of_class == kNoClass) return;
+    std::size_t row = 0;
+    while (row < candidates.size() && candidates.token(row) != token) ++row;
+    if (row == candidates.size()) return;
+    const auto same = std::find_if(continued.begin(), continued.end(),
+                                   [&](const ContinuedMatch& other) { return other.row == row; });
+    const ContinuedMatch match{row, candidates.token(row), length, of_class, 0};
+    if (same == continued.end()) continued.push_back(match);
+    else if (same->length < length) *same = match;
   }
 
   // Have the filter narrow the candidates of the node that is expanded next; return whether it
@@ -472,7 +522,13 @@ class TreeBuilder {
       const auto first = features_.begin() + static_cast<std::ptrdiff_t>(i * kFeatures);
       recorded_.features.insert(recorded_.features.end(), first, first + kFeatures);
     }
-    if (learns_online_) online_.decay();
+    if (learns_online_) {
+      online_.decay();
+      for (const ContinuedMatch& match : continued_[static_cast<std::size_t>(expansion)]) {
+        online_.matches.learn(match.of_class, match.probability, match.token == token);
+        matches_of_text_.learn(match.of_class, match.probability, match.token == token);
+      }
+    }
     if (recorded_.labels.size() > recorded)
       recorded_.ends.push_back(static_cast<std::uint32_t>(recorded_.labels.size()));
   }
@@ -486,7 +542,9 @@ class TreeBuilder {
   bool learns_online_ = true;
   bool records_ = false;
   OnlineCalibration online_;
-  bool has_live_ = false;  // a live store takes part in this step
+  MatchExperience matches_of_text_;
+  std::array<float, kMatchClasses> match_odds_{};  // of the tree at hand
+  bool has_live_ = false;                          // a live store takes part in this step
   HitRates hit_rates_;
   float mean_accepted_ = 1;
 
@@ -495,6 +553,7 @@ class TreeBuilder {
   std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
   Frontier frontier_;
   std::vector<SourceEvidence> source_evidence_;
+  std::vector<std::vector<ContinuedMatch>> continued_;  // of each expansion
   DraftOptions limits_{};
   std::int32_t next_ = kNowhere;  // the node that is expanded next
   // Of a lookahead: the draft that is verified meanwhile, path_of() each node, and how many of the

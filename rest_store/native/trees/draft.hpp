@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "search/match.hpp"
+#include "search/sharing.hpp"
 #include "trees/tree_columns.hpp"
 
 namespace rest_store {
@@ -37,16 +37,20 @@ struct MatchTree {
 class Drafter {
  public:
   // The tree of the `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`, in
-  // the order of FORMAT.md, section 7.
+  // the order of FORMAT.md, section 7. `sharing`: what the reader may learn of; null: everything.
   MatchTree draft(const std::vector<ShardView>& shards, const Match& match,
-                  std::uint32_t vocabulary, const Limits& limits) {
+                  std::uint32_t vocabulary, const Limits& limits, const Sharing* sharing) {
     if (match.count == 0) return {};
     limits_ = limits;
+    sharing_ = sharing;
+    shards_ = &shards;
     begin(shards, match, vocabulary);
     is_exact_ = false;
-    set_strides(match.count <= kFew * limits.max_nodes
+    std::uint64_t occurrences = 0;
+    for (const Interval& interval : match.intervals) occurrences += interval.width();
+    set_strides(occurrences <= kFew * limits.max_nodes
                     ? 1
-                    : 2 * match.count / (kSampled * limits.max_nodes));
+                    : 2 * occurrences / (kSampled * limits.max_nodes));
     read_samples();
     grow(1);
     if (unseen_ > 0) {  // so the counts are estimates
@@ -81,6 +85,7 @@ class Drafter {
   // A shard that has the match.
   struct Part {
     const ShardView* shard;
+    std::size_t number;    // of the shard
     double root;           // of the occurrences in it
     std::uint64_t stride;  // of samples
   };
@@ -141,7 +146,7 @@ class Drafter {
     for (std::size_t i = 0; i < shards.size(); ++i)
       if (const Interval& ranks = match.intervals[i]; ranks.width() > 0) {
         root_.push_back({static_cast<std::uint32_t>(parts_.size()), 0, 0, ranks});
-        parts_.push_back({&shards[i], std::sqrt(static_cast<double>(ranks.width())), 1});
+        parts_.push_back({&shards[i], i, std::sqrt(static_cast<double>(ranks.width())), 1});
       }
   }
 
@@ -220,6 +225,7 @@ class Drafter {
         count += found_[i].ranks.width();
         pieces_.push_back(found_[i]);
       }
+      if (sharing_ != nullptr) count = visible_count(first);
       if (count < least) {
         pieces_.resize(first);
         continue;
@@ -229,6 +235,14 @@ class Drafter {
       nodes_.push_back({child.parent, nodes_[child.parent].depth + 1, child.token, count});
       counts_.push_back(count);
     }
+  }
+
+  // How many occurrences in the pieces from `first` on the reader may learn of.
+  std::uint64_t visible_count(std::size_t first) {
+    intervals_.assign(shards_->size(), {});
+    for (std::size_t i = first; i < pieces_.size(); ++i)
+      intervals_[parts_[pieces_[i].part].number] = pieces_[i].ranks;
+    return sharing_->visible(*shards_, intervals_).count;
   }
 
   // Add a sample of each `step` of `ranks`: none are left out that are as many.
@@ -425,6 +439,9 @@ class Drafter {
   }
 
   const Match* match_ = nullptr;
+  const Sharing* sharing_ = nullptr;
+  const std::vector<ShardView>* shards_ = nullptr;
+  std::vector<Interval> intervals_;  // of a node, one for each shard
   Limits limits_{};
   bool is_exact_ = false;     // else counts are those of the sample
   std::uint64_t unseen_ = 0;  // occurrences of a child that no sample shows, at most

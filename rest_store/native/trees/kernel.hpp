@@ -14,8 +14,10 @@ class Kernel {
     Drafter drafter;
   };
 
-  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary)
-      : shards_(std::move(shards)), vocabulary_(vocabulary) {}
+  // `sharing`: what the reader may learn of; null: everything.
+  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary,
+         std::shared_ptr<const Sharing> sharing)
+      : shards_(std::move(shards)), vocabulary_(vocabulary), sharing_(std::move(sharing)) {}
 
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
@@ -23,14 +25,16 @@ class Kernel {
   // The longest match of a context that ends with `suffix`; valid until the next query with this
   // scratch.
   const Match& match(const Suffix& suffix, Scratch& scratch) {
-    return scratch.matcher.longest(shards_, suffix);
+    Match& match = scratch.matcher.longest(shards_, suffix);
+    if (sharing_ != nullptr) shorten(*sharing_, shards_, suffix, 0, match);
+    return match;
   }
 
   TreeCache::Tree draft(const Suffix& suffix, const Limits& limits, Scratch& scratch) {
     const Match& match = this->match(suffix, scratch);
     const auto make = [&] {
       return std::make_shared<const MatchTree>(
-          scratch.drafter.draft(shards_, match, vocabulary_, limits));
+          scratch.drafter.draft(shards_, match, vocabulary_, limits, sharing_.get()));
     };
     if (match.count < TreeCache::kHeavy) return make();
     const auto* const tokens = reinterpret_cast<const char*>(suffix.last(match.length));
@@ -45,25 +49,18 @@ class Kernel {
 
   // Occurrences of a token sequence.
   std::uint64_t count(const Suffix& tokens) const {
-    std::vector<Search> searches;
-    for (const ShardView& shard : shards_)
-      searches.emplace_back(shard, tokens.last(tokens.length), tokens.length * tokens.width);
-    std::vector<std::uint8_t> occurs;
-    locate(searches, 1, occurs);
-    if (!occurs[0]) return 0;
+    std::vector<Interval> intervals;
+    find_occurrences(shards_, tokens, tokens.length, intervals);
+    if (sharing_ != nullptr) return sharing_->visible(shards_, intervals).count;
     std::uint64_t total = 0;
-    for (const Search& search : searches) {
-      Boundary pair[2];
-      interval_boundaries(search, pair);
-      find_boundaries(std::span<Boundary>(pair));
-      total += std::max(pair[0].low, pair[1].low) - pair[0].low;
-    }
+    for (const Interval& interval : intervals) total += interval.width();
     return total;
   }
 
  private:
   std::vector<ShardView> shards_;
   std::uint32_t vocabulary_;
+  std::shared_ptr<const Sharing> sharing_;
   TreeCache trees_;
 };
 

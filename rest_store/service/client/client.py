@@ -69,6 +69,10 @@ class DatastoreClient:
             tokenizer that are there when the client connects.
         namespace: of live datastores, the namespace that is read and written; "": the documents
             without one.
+        group: of live datastores that are shared with `shared_after`, the group that reads: the
+            answers tell it of its own documents, and of token sequences that enough groups wrote.
+            Documents are added to it unless `add` names another group. "": a reader of no group.
+            The `group` of a `DraftSession` goes before this one.
         tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`. A
             service with another tokenizer is refused.
         token: bearer token.
@@ -80,7 +84,7 @@ class DatastoreClient:
     Raises:
         ArgumentError: an address, a certificate, the list of datastores or a name is not valid, or
             a number is out of range.
-        DocumentError: `namespace` is not a name.
+        DocumentError: `namespace` or `group` is not a name.
         TokenizerLoadError: `tokenizer` is not a tokenizer.
     """
 
@@ -90,6 +94,7 @@ class DatastoreClient:
         *,
         datastore: str | Sequence[str] | None = None,
         namespace: str = "",
+        group: str = "",
         tokenizer: object = None,
         token: str | None = None,
         tls: Tls | None = None,
@@ -100,16 +105,19 @@ class DatastoreClient:
             targets, name = split_location(targets)
             if datastore is None:
                 datastore = name
-        groups = target_groups(targets)
-        self._target = ";".join(",".join(group) for group in groups)
+        equal_targets = target_groups(targets)
+        self._target = ";".join(",".join(equal) for equal in equal_targets)
         self._names = _names(datastore)
         self._timeout = check_seconds(timeout)
         self._opening_tokens = None if send_text else _OPENING_TOKENS
         identity = None if tokenizer is None else identity_of(tokenizer)
         dialer = Dialer(token, tls)
-        checked = label("client", "a namespace", namespace)
+        labels = label("client", "a namespace", namespace), label("client", "a group", group)
         self._partitions = Partitions(
-            [PartitionClient(group, dialer, self._names, identity, checked) for group in groups]
+            [
+                PartitionClient(equal, dialer, self._names, identity, *labels)
+                for equal in equal_targets
+            ]
         )
         self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
 
@@ -123,6 +131,15 @@ class DatastoreClient:
         requests = self._partitions.members[0].requests
         info = self.info() if requests is None else requests.info
         return info.tokenizer
+
+    @property
+    def shared_after(self) -> int:
+        """How many groups have to write what the datastores tell others; of several, the most.
+
+        2 as long as the service has not been described: nothing is known to be for everybody.
+        """
+        known = [one.requests.info for one in self._partitions.members if one.requests is not None]
+        return max((some.shared_after for info in known for some in info.datastores), default=2)
 
     def info(self, *, timeout: float = 10.0) -> ServiceInfo:
         """Ask for the description of the service and of the datastores that this client asks.

@@ -45,6 +45,7 @@ class ServedDatastore:
             document.
         is_live: whether it grows; otherwise it is frozen.
         partition: the partition that is served; None: the whole datastore.
+        shared_after: 1 where it is frozen.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ServedDatastore:
     built: datetime | None
     is_live: bool
     partition: ServedPartition | None = None
+    shared_after: int = 1
 
     def __str__(self) -> str:
         if self.partition is None:
@@ -171,6 +173,7 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
         size=message.size,
         built=built,
         is_live=message.live,
+        shared_after=max(1, message.shared_after),
         partition=partition,
     )
 

@@ -49,7 +49,7 @@ _MAX_UNSENT = 1024
 
 
 class ServiceMember:
-    """A `Member`, whose methods these are.
+    """A session that a service runs (`Member`).
 
     After a failure the next `send` opens another stream, with the text. It does so at once after a
     stream that had answered, and while there are endpoints that were not tried. Otherwise it waits
@@ -85,14 +85,14 @@ class ServiceMember:
         self._endpoint = partition.preferred
         self._closed = False
 
-        # The stream. `_next` is the next message, with the tokens accepted since the last one.
+        # The stream, and the next message on it, with the tokens accepted since the last one.
         self._stream: StreamCall | None = None
-        self._next = pb.DraftSessionRequest()
+        self._message = pb.DraftSessionRequest()
         self._has_answered = False
-        # Tokens of the text that the service has, or that `_next` tells it.
+        # Tokens of the text that the service has, or that `_message` has for it.
         self._length = 0
-        # When the last tree was asked for; None: its answer has been read.
-        self._sent_at: float | None = None
+        # When the request for the latest tree was sent; None: its answer has been read.
+        self._unanswered_since: float | None = None
         # The rows that the next `node_top_k` has to have: one for the text, and one for each node
         # of the tree that was read here. 0: none is sent, since the session lacks the service's
         # tree.
@@ -102,14 +102,14 @@ class ServiceMember:
 
         # The present step.
         self._limits = DraftOptions(0)
-        self._asked_at = 0.0
+        self._step_began_at = 0.0
         # Whether `receive` has to send the step, because `send` could not.
-        self._is_due = False
+        self._is_unsent = False
 
         # Failures since the last answer, the last of them, and the end of the pause after it.
         self._failures = 0
         self._failure: RestStoreError | None = None
-        self._rests_until = 0.0
+        self._paused_until = 0.0
 
         if partition.is_known:
             self._open_ahead()
@@ -118,7 +118,7 @@ class ServiceMember:
         """Open the stream ahead of the first step, which raises the error if this fails."""
         try:
             self._open()
-            self._send_next()
+            self._send_message()
         except RestStoreError as error:
             self._fail(error)
 
@@ -126,7 +126,7 @@ class ServiceMember:
         """Send the tokens accepted since the last step, and ask for the next tree."""
         if self._closed:
             raise ServiceUnavailableError("client: the session is closed")
-        self._asked_at = time.monotonic()
+        self._step_began_at = time.monotonic()
         if self._stream is not None:
             # Before `_limits` changes: a late answer is read with the limits of its own step.
             try:
@@ -135,13 +135,13 @@ class ServiceMember:
                 raise
             except RestStoreError as error:
                 self._fail(error)
-        if self._failure is not None and time.monotonic() < self._rests_until:
+        if self._failure is not None and time.monotonic() < self._paused_until:
             # A new error: that of the failed step has the traceback of that step.
             raise type(self._failure)(str(self._failure))
         self._limits = limits
         # The service has to be described first, which waits for it; `receive` may wait.
-        self._is_due = not self._partition.is_known
-        if self._is_due:
+        self._is_unsent = not self._partition.is_known
+        if self._is_unsent:
             return
         try:
             self._send_step()
@@ -152,51 +152,51 @@ class ServiceMember:
         """Return the tree that the latest `send` asked for."""
         # The wait begins with the request. So the members of a batch, which are received one after
         # the other, are late together.
-        ends = self._asked_at + self._timeout
+        ends = self._step_began_at + self._timeout
         if timeout is not None:
             ends = min(ends, time.monotonic() + timeout)
         if self._limits.max_nodes == 0:
             return TokenTree([], [], [], scores=[], origins=[])
-        is_brief = self._is_brief()
-        if is_brief:
+        waits_briefly = self._waits_briefly()
+        if waits_briefly:
             ends = min(ends, time.monotonic() + _SILENT_SECONDS)
         try:
             tree = self._receive_until(ends)
         except RestStoreError as error:
             if isinstance(error, DeadlineError | ServiceUnavailableError):
-                self._count_unanswered(is_brief)
+                self._count_unanswered(waits_briefly)
             self._raise_failed(error)
         if tree is None:
-            self._count_unanswered(is_brief)
+            self._count_unanswered(waits_briefly)
             target = self._endpoint.target
             raise DeadlineError(f"{target}: service did not answer before the deadline")
         return tree
 
     def _receive_until(self, ends: float) -> TokenTree | None:
         """Return the tree, or None if it has not come at `ends` (`time.monotonic`)."""
-        if self._is_due:
+        if self._is_unsent:
             self._partitions.describe_partition(self._partition, ends)
             self._endpoint = self._partition.preferred
             self._send_step()
-        if self._stream is None or self._sent_at is None:
+        if self._stream is None or self._unanswered_since is None:
             raise ServiceUnavailableError(f"{self._endpoint.target}: nothing was sent")
         answer = self._stream.receive(ends)
         if answer is None:
             return None
         return self._read(answer)
 
-    def _is_brief(self) -> bool:
-        """Return whether this step hardly waits, because the service is silent."""
+    def _waits_briefly(self) -> bool:
+        """Return whether this step waits only briefly, because the service is silent."""
         is_silent = self._partition.unanswered >= _SILENT_ANSWERS
         if self._has_answered or not is_silent:
             return False
         next_wait = self._partition.unanswered_at + _DESCRIBE_SECONDS
-        return not self._is_due or self._asked_at < next_wait
+        return not self._is_unsent or self._step_began_at < next_wait
 
-    def _count_unanswered(self, is_brief: bool) -> None:
-        if not is_brief:
+    def _count_unanswered(self, waits_briefly: bool) -> None:
+        if not waits_briefly:
             self._partition.unanswered += 1
-            self._partition.unanswered_at = self._asked_at
+            self._partition.unanswered_at = self._step_began_at
 
     def accept(
         self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None
@@ -204,10 +204,10 @@ class ServiceMember:
         """Keep the arguments of `DraftSession.accept` for the next step."""
         if self._stream is None:  # the next opening has these tokens in its text
             return
-        if len(self._next.accepted) == _MAX_UNSENT:
-            self._drop()
+        if len(self._message.accepted) == _MAX_UNSENT:
+            self._end_stream()
             return
-        accepted = self._next.accepted.add(tokens=tokens.tolist())
+        accepted = self._message.accepted.add(tokens=tokens.tolist())
         self._length += len(tokens)
         if top_k is not None:
             first = max(0, len(top_k) - self._length)
@@ -219,7 +219,7 @@ class ServiceMember:
     def close(self) -> None:
         """End the session of the service; may be called again."""
         self._closed = True
-        self._drop()
+        self._end_stream()
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -234,13 +234,14 @@ class ServiceMember:
         answer = stream.receive(0.0)
         if answer is not None:
             self._read(answer)
-            # The session has not seen this tree: only after `accept` are the rows known again.
-            self._node_rows = 1 if self._next.accepted else 0
+            # The session did not get this tree, so it has no row for each of its nodes. `accept`
+            # ends the tree in the service, and from then on one row is right.
+            self._node_rows = 1 if self._message.accepted else 0
             return
-        if self._sent_at is None:
+        if self._unanswered_since is None:
             return
         target = self._endpoint.target
-        lateness = time.monotonic() - self._sent_at - self._timeout
+        lateness = time.monotonic() - self._unanswered_since - self._timeout
         if lateness > _MAX_LATENESS:
             raise ServiceUnavailableError(
                 f"{target}: service has not answered for {lateness:.1f} s"
@@ -255,26 +256,26 @@ class ServiceMember:
         if self._stream is None:
             self._open()
         if self._limits.max_nodes == 0:
-            self._next.ClearField("draft")
+            self._message.ClearField("draft")
         else:
-            draft = self._next.draft
+            draft = self._message.draft
             draft.max_nodes = self._limits.max_nodes
             draft.chain = self._limits.is_chain
             draft.costs.extend(self._limits.costs.tolist())
-            self._sent_at = time.monotonic()
+            self._unanswered_since = time.monotonic()
             self._node_rows = 0
-        self._send_next()
+        self._send_message()
 
-    def _send_next(self) -> None:
-        """Send `_next`, unless it is empty."""
+    def _send_message(self) -> None:
+        """Send `_message`, unless it is empty."""
         assert self._stream is not None
-        message = self._next.SerializeToString()
+        message = self._message.SerializeToString()
         if message:
             self._stream.send(message)
-        self._next = pb.DraftSessionRequest()
+        self._message = pb.DraftSessionRequest()
 
     def _open(self) -> None:
-        """Open a stream, and put the text into `_next`.
+        """Open a stream, and put the text into `_message`.
 
         Raises:
             MessageSizeError: the text is too long for the service.
@@ -297,8 +298,9 @@ class ServiceMember:
             raise MessageSizeError(
                 describe(target, "text of the session", actual, f"at most {max_size} tokens")
             )
-        opening = self._next.open
+        opening = self._message.open
         opening.selection.CopyFrom(requests.selection)
+        opening.selection.group = settings.group or opening.selection.group
         opening.tokens = tokens.astype("<i4").tobytes()
         opening.references.extend(reference.astype("<i4").tobytes() for reference in references)
         opening.prompt_lookup = settings.prompt_lookup
@@ -309,18 +311,18 @@ class ServiceMember:
         self._stream = self._endpoint.open_session()
 
     def _read(self, message: bytes) -> TokenTree:
-        """Return the tree of an answer.
+        """Parse an answer, and record that the service answered.
 
         Raises:
             ProtocolError: no tree was asked for, or the answer is not a tree.
         """
-        was_asked = self._sent_at is not None
-        self._sent_at = None
+        is_expected = self._unanswered_since is not None
+        self._unanswered_since = None
         target = self._endpoint.target
         requests = self._partition.requests
         assert requests is not None
         response = parse(pb.DraftSessionResponse, message, target)
-        if not was_asked:
+        if not is_expected:
             raise ProtocolError(f"{target}: service sent more answers than it was asked for")
         tree = read_session_tree(
             response.tree,
@@ -360,38 +362,42 @@ class ServiceMember:
     # --- failures ---------------------------------------------------------------------------------
 
     def _fail(self, error: RestStoreError) -> None:
-        """Drop the stream, turn to the next endpoint, and rest if all of them have failed."""
+        """End the stream, turn to the next endpoint, and pause if all of them have failed."""
         if not self._has_answered:  # an answer has ended the count of failures
             self._failures += 1
         self._failure = error
         if isinstance(error, UnknownDatastoreError):
             self._partition.is_known = False
-        self._drop()
+        self._end_stream()
         untried = len(self._partition.endpoints) - self._failures
         pause = 0.0
         if untried <= 0:
             doublings = min(-untried, _MAX_DOUBLINGS)
             pause = min(_FIRST_PAUSE * 2.0**doublings, _MAX_PAUSE)
-        self._rests_until = time.monotonic() + pause
+        self._paused_until = time.monotonic() + pause
         self._endpoint = self._partition.after(self._endpoint)
 
     def _raise_failed(self, error: RestStoreError) -> NoReturn:
-        """Call `_fail`, and raise the error, as a ServiceError unless a session knows it."""
+        """Call `_fail`, and raise the error.
+
+        A `ServiceError` or `TokenizerMismatchError` is raised as it is. Other errors become
+        `ServiceError`.
+        """
         target = self._endpoint.target
         self._fail(error)
         if isinstance(error, ServiceError | TokenizerMismatchError):
             raise error
         raise ServiceError(f"{target}: service refused the session ({error})") from error
 
-    def _drop(self) -> None:
+    def _end_stream(self) -> None:
         """End the stream; the next one begins with the text."""
         stream = self._stream
         self._stream = None
         if stream is not None:
             stream.close()
-        self._next = pb.DraftSessionRequest()
+        self._message = pb.DraftSessionRequest()
         self._has_answered = False
-        self._sent_at = None
+        self._unanswered_since = None
         self._node_rows = 1
 
 

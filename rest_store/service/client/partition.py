@@ -46,6 +46,7 @@ class PartitionClient:
         names: of the datastores to ask; empty: all datastores with the same tokenizer.
         tokenizer: the tokenizer in use; None: that of the datastores.
         namespace: of live datastores.
+        group: that reads and writes live datastores.
         live: whether to ask only live datastores if `names` is empty.
 
     Attributes:
@@ -65,12 +66,14 @@ class PartitionClient:
         names: Sequence[str] = (),
         tokenizer: TokenizerIdentity | None = None,
         namespace: str = "",
+        group: str = "",
         live: bool = False,
     ) -> None:
         self.endpoints = [Endpoint(target, dialer) for target in targets]
         self._names = names
         self._tokenizer = tokenizer
         self._namespace = namespace
+        self._group = group
         self._live = live
         self.preferred = self.endpoints[0]
         self.requests: Requests | None = None
@@ -145,7 +148,7 @@ class PartitionClient:
     def learn(self, info: ServiceInfo) -> None:
         """Make requests that fit a description from now on; the first one fixes the tokenizer."""
         self._tokenizer = info.tokenizer
-        self.requests = Requests(info, self._namespace)
+        self.requests = Requests(info, self._namespace, self._group)
         self.is_known = True
 
     def close(self) -> None:

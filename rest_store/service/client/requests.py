@@ -68,6 +68,7 @@ class Requests:
     Args:
         info: the description.
         namespace: of live datastores, for reading, and for writing unless a request names another.
+        group: that reads live datastores, and for writing unless a request names another.
 
     Attributes:
         info: the description.
@@ -76,13 +77,14 @@ class Requests:
             and tokenizer, so that an endpoint with others refuses the request.
     """
 
-    def __init__(self, info: ServiceInfo, namespace: str) -> None:
+    def __init__(self, info: ServiceInfo, namespace: str, group: str) -> None:
         self.info = info
         self.vocabulary_size = info.tokenizer.vocabulary_size
         self.selection = pb.Selection(
             datastores=[datastore.name for datastore in info.datastores],
             tokenizer_fingerprint=info.tokenizer.fingerprint,
             namespace=namespace,
+            group=group,
         )
 
     def _selected(self, datastore: str | None) -> pb.Selection:
@@ -173,7 +175,7 @@ class Requests:
             datastore=name,
             tokenizer_fingerprint=self.selection.tokenizer_fingerprint,
             namespace=self._namespace("add", namespace),
-            group=label("add", "a group", group),
+            group=label("add", "a group", group) or self.selection.group,
             epoch=epoch_number(epoch),
         )
         for index, (tokens, id) in enumerate(zip(documents, ids, strict=True)):

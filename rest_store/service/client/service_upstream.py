@@ -147,4 +147,5 @@ def _changes(answer: bytes, where: str) -> Changes:
         head=message.head,
         added=added,
         removed=removed,
+        shared_after=message.shared_after or 1,
     )

@@ -59,12 +59,12 @@ class HostedDatastore:
             return False
         return True
 
-    def in_namespace(self, name: str) -> HostedDatastore:
-        """Return a namespace of a live datastore; a frozen datastore itself."""
+    def in_namespace(self, name: str, reader: str = "") -> HostedDatastore:
+        """Return a namespace of a live datastore as a group reads it; a frozen one itself."""
         store: Any = self.store
-        if not name or not store.is_live:
+        if not store.is_live or not (name or reader):
             return self
-        return replace(self, store=store.namespace(name))
+        return replace(self, store=store.namespace(name).read_as(reader))
 
     def describe(self) -> pb.DatastoreDescription:
         """Return the description for clients."""
@@ -78,6 +78,7 @@ class HostedDatastore:
             size=info.size,
             built=0 if info.built is None else int(info.built.timestamp()),
             live=self.store.is_live,
+            shared_after=getattr(info, "shared_after", 0),
         )
         if isinstance(self.store, Datastore) and self.store.partition is not None:
             partition = description.partition
@@ -121,6 +122,7 @@ class Catalog:
             share one.
         partition: the partition of each built datastore that is served; None: all of it. With a
             partition there are no live datastores.
+        shared_after: of the live datastores, as `LiveDatastore.open` takes it.
 
     Raises:
         ServeError: there is no datastore, a name is not valid or comes twice, or a live datastore
@@ -137,6 +139,7 @@ class Catalog:
         live: Sequence[tuple[str, Path]] = (),
         tokenizer: object = None,
         partition: Partition | None = None,
+        shared_after: int | None = None,
     ) -> None:
         _require_names([name for name, _ in (*built, *live)])
         if partition is not None and live:
@@ -155,7 +158,9 @@ class Catalog:
             )
         try:
             for name, path in live:
-                self._served[name] = HostedDatastore(name, _live_datastore(path, tokenizer))
+                self._served[name] = HostedDatastore(
+                    name, _live_datastore(path, tokenizer, shared_after)
+                )
         except BaseException:
             self.close()
             raise
@@ -199,15 +204,15 @@ class Catalog:
     def select(self, selection: pb.Selection, grant: Grant) -> tuple[HostedDatastore, ...]:
         """Return the datastores of a selection, in the order of their answers.
 
-        A live one is returned as the namespace of the selection.
+        A live one is returned as the namespace of the selection, as its group may read it.
 
         Raises:
             ArgumentError: there are more names than datastores.
             UnknownDatastoreError: a name is that of no datastore.
             TokenizerMismatchError: the datastores have another tokenizer than the client, or
                 several.
-            PermissionDeniedError: `grant` does not allow to read the namespace.
-            DocumentError: the namespace is not a name.
+            PermissionDeniedError: `grant` does not allow to read the namespace, or as the group.
+            DocumentError: the namespace or the group is not a name.
         """
         names = selection.datastores or [*self._served]
         max_names = len(self._served)
@@ -222,7 +227,10 @@ class Catalog:
             )
         if any(served.store.is_live for served in selected):
             grant.require_namespace(selection.namespace)
-        return tuple(served.in_namespace(selection.namespace) for served in selected)
+            grant.require_reader(selection.group)
+        return tuple(
+            served.in_namespace(selection.namespace, selection.group) for served in selected
+        )
 
     def _named(self, name: str, fingerprint: str) -> HostedDatastore:
         served = self._served.get(name)
@@ -265,7 +273,7 @@ class Catalog:
         return refusals
 
 
-def _live_datastore(path: Path, tokenizer: object) -> LiveDatastore:
+def _live_datastore(path: Path, tokenizer: object, shared_after: int | None) -> LiveDatastore:
     """Open a live datastore for writing, or create it with `tokenizer`."""
     # Needs packages that a built datastore does not need.
     from rest_store.live.live_datastore import LiveDatastore
@@ -273,7 +281,9 @@ def _live_datastore(path: Path, tokenizer: object) -> LiveDatastore:
     # Errors to clients have the name in place of the path. A relative path might be replaced within
     # other words.
     path = path.absolute()
-    return LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
+    return LiveDatastore.open(
+        path, tokenizer=None if is_live(path) else tokenizer, shared_after=shared_after
+    )
 
 
 def _require_names(names: Sequence[str]) -> None:

@@ -95,6 +95,13 @@ def _partition(text: str) -> Partition:
     help="Tokenizer of live datastores that are created.",
 )
 @click.option(
+    "--live-shared-after",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    show_default="as they were opened last",
+    help="Tell a group of what others wrote in live datastores once N groups have written it.",
+)
+@click.option(
     "--listen",
     multiple=True,
     default=["127.0.0.1:50051"],

@@ -60,6 +60,7 @@ class Feeds:
         Raises:
             RestStoreError: of the table in service/statuses.py.
         """
+        grant.require_every_group("followed")
         request = parse(pb.FollowRequest, data)
         served = self._catalog.one(request.datastore, request.tokenizer_fingerprint, live=True)
         if served.name not in self._feeds:
@@ -152,6 +153,7 @@ def _message(live: LiveDatastore, progress: _Progress) -> tuple[bytes, _Progress
             if progress.namespaces is None or document.namespace in progress.namespaces
         ],
         removed=[pb.Removal(**removal._asdict()) for removal in changes.removed],
+        shared_after=changes.shared_after,
     )
     data = message.SerializeToString()
     response = pb.FollowResponse(changes=data, checksum=zlib.crc32(data)).SerializeToString()

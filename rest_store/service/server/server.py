@@ -57,6 +57,7 @@ class ServeOptions:
         drain_seconds: time of running calls after the signal that ends the service.
         live: name and directory of each live datastore.
         live_tokenizer: of live datastores that are created, as `LiveDatastore.open` takes it.
+        live_shared_after: of live datastores, as `LiveDatastore.open` takes `shared_after`.
         partition: the partition of each datastore that is served; None: all of it.
         parent: id of the process whose workers share the addresses; None: this process is alone.
     """
@@ -74,6 +75,7 @@ class ServeOptions:
     drain_seconds: float = 10.0
     live: Sequence[tuple[str, Path]] = ()
     live_tokenizer: object = None
+    live_shared_after: int | None = None
     partition: Partition | None = None
     parent: int | None = None
 
@@ -100,7 +102,11 @@ class Server:
         self._credentials = _credentials(options)
         _require_secure(options, bool(tokens))
         self._catalog = Catalog(
-            options.datastores, options.live, options.live_tokenizer, options.partition
+            options.datastores,
+            options.live,
+            options.live_tokenizer,
+            options.partition,
+            options.live_shared_after,
         )
         self.metrics = Metrics(METHODS, version)
         self._http: HttpServer | None = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from rest_store.datastore.validation import document_ids
 from rest_store.errors import StorageError, WriterError
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.service.bearer_tokens import Grant
@@ -57,19 +58,23 @@ class Writes:
         documents = [
             parse_document(document, number) for number, document in enumerate(request.documents)
         ]
-        ids = [document.id for document in request.documents]
-        served = served.in_namespace(request.namespace)
         group = request.group
+        grant.require_group(group)
+        ids = [document.id for document in request.documents]
+        stored_ids = _stored_ids(ids, grant, group)
+        own_ids = dict(zip(stored_ids, ids, strict=True))
+        served = served.in_namespace(request.namespace)
         epoch = request.epoch
         del request  # frees the memory of a message while its work waits
 
         def write(live: Any) -> AddedDocuments:
-            added: AddedDocuments = live.add(documents, ids, group=group, epoch=epoch)
+            added: AddedDocuments = live.add(documents, stored_ids, group=group, epoch=epoch)
             return added
 
         size = len(data) + _ITEM_BYTES * (1 + len(ids))
         added, sequence = await self._write(served, write, size)
-        return pb.AddResponse(added=added.added, sequence=sequence).SerializeToString()
+        added_ids = [own_ids[id] for id in added.added]
+        return pb.AddResponse(added=added_ids, sequence=sequence).SerializeToString()
 
     async def delete(self, data: bytes, grant: Grant) -> bytes:
         """Answer a DeleteRequest."""
@@ -78,6 +83,9 @@ class Writes:
         require_few("ids", len(request.ids), self._limits.max_contexts)
         served = served.in_namespace(request.namespace)
         ids = list(request.ids)
+        most = len(ids)
+        if grant.groups is not None:  # an id is one document in each of them
+            ids = [id for group in sorted(grant.groups) for id in _stored_ids(ids, grant, group)]
 
         def write(live: Any) -> int:
             deleted: int = live.delete(ids)
@@ -85,7 +93,7 @@ class Writes:
 
         size = len(data) + _ITEM_BYTES * (1 + len(ids))
         deleted, sequence = await self._write(served, write, size)
-        return pb.DeleteResponse(deleted=deleted, sequence=sequence).SerializeToString()
+        return pb.DeleteResponse(deleted=min(deleted, most), sequence=sequence).SerializeToString()
 
     def _parsed(self, kind: type[W], data: bytes, grant: Grant) -> W:
         """Return the message of a call that may write; otherwise raise before it is parsed."""
@@ -118,3 +126,15 @@ class Writes:
             # Clients do not learn the path.
             text = str(error).replace(str(live.path), f"datastore {served.name!r}")
             raise StorageError(text) from None
+
+
+def _stored_ids(ids: Sequence[str], grant: Grant, group: str) -> list[str]:
+    """Return the ids under which the documents of a call are stored.
+
+    A token that is limited to groups has ids of its own in each of them. Else an id, which may be a
+    digest of the document, would tell it whether another group has the same one.
+    """
+    if grant.groups is None:
+        return list(ids)
+    document_ids("request", ids)  # the stored ones are never empty
+    return [f"{len(group)}:{group}/{id}" for id in ids]

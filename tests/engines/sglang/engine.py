@@ -53,7 +53,8 @@ def environment(settings: Mapping[str, Any] | None = None, ranks: int = 1) -> di
     if settings is not None:
         own["REST_STORE_SGLANG"] = json.dumps(settings)
     own |= RANKS if ranks > 1 else {}
-    return {**os.environ, **own, "PYTHONPATH": f"{ON_CPU}:{ROOT}"}
+    paths = [str(ON_CPU), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def answers(

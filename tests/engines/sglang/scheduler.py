@@ -42,6 +42,8 @@ class Req:
     decode_batch_idx: int = 0  # steps since its text was read
     grammar: Any = None
     grammar_key: tuple[str, str] | None = None
+    lora_id: str | None = None
+    multimodal_inputs: Any = None
 
 
 @dataclass

@@ -4,6 +4,7 @@ without drafts, and arrays that say what trees say.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,55 @@ def test_texts_are_those_without_drafts(
     assert engine.steps < tokens / 4 / 1.5  # four at a time, of which many tokens at once
     assert errors(drafter) == {}
     assert not drafter._requests
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_drafts_are_from_text_alone_where_there_are_images(
+    drafter: RequestDrafter, tmp_path: Path, is_ahead: bool
+) -> None:
+    """SGLang has ids that no vocabulary has in their places, more than in the text as it came."""
+    engine = scheduler(drafter, is_ahead=is_ahead)
+    image = [1_000_007] * 20 + [(1 << 62) - 1] * 3
+    one = request("one", PROMPTS[0], 30)
+    one.multimodal_inputs = object()
+    one.origin_input_ids = array("q", [12, 13, *image, 14, 15, *image, *PROMPTS[0]])
+    one.origin_input_ids_unpadded = array("q", [12, 13, 250, 14, 15, 250, *PROMPTS[0]])
+    engine.prefill(one)
+    engine.run(lambda: None, lambda: engine.retract(one), lambda: engine.prefill(one), lambda: None)
+    assert written(one) == expected(one)
+    assert counted(drafter, "accepted_tokens") > 5
+    assert errors(drafter) == {}
+    drafter.close()
+    with LiveDatastore.open(tmp_path / "live", read_only=True) as live:
+        assert live.count([12, 13, 14, 15, *PROMPTS[0], *expected(one)[:9]]) == 1
+
+
+def test_an_adapter_remembers_by_its_name(drafter: RequestDrafter, tmp_path: Path) -> None:
+    """SGLang's id of it is new at each start."""
+    drafts = BatchDrafts(drafter, NODES, "tree", {"id 1": "tuned"}.__getitem__)
+    engine = Scheduler(drafts, MODEL, VOCABULARY)
+    one = request("one", PROMPTS[0], 30)
+    one.lora_id = "id 1"
+    engine.prefill(one)
+    engine.run()
+    assert written(one) == expected(one)
+    drafter.close()
+    with LiveDatastore.open(tmp_path / "live", read_only=True) as live:
+        text = expected(one)[:9]
+        assert [live.namespace(name).count(text) for name in ("/lora:tuned", "")] == [1, 0]
+
+
+def test_a_request_switches_drafts_off(drafter: RequestDrafter) -> None:
+    """And another one beside it has them."""
+    engine = scheduler(drafter)
+    off = request("off", PROMPTS[0], 30, custom_params={"drafts": False})
+    on = request("on", PROMPTS[1], 30)
+    engine.prefill(off, on)
+    engine.run()
+    for one in (off, on):
+        assert written(one) == expected(one)
+    assert set(engine.written["off"]) == {1}
+    assert max(engine.written["on"]) > 1
 
 
 def test_the_last_step_is_accepted(drafter: RequestDrafter) -> None:

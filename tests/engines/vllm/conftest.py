@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def vllm_settings() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         # Of processes that vLLM starts.
-        patch.setenv("PYTHONPATH", str(Path(sitecustomize.__file__).parent))
+        patch.setenv("PYTHONPATH", str(Path(sitecustomize.__file__).parent), prepend=os.pathsep)
         patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
         patch.setenv("VLLM_CPU_CI_ENV", "1")  # nothing is compiled at the start
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

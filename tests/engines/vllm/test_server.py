@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rest_store.live.live_datastore import LiveDatastore
+from tests.engines.lines import figures_of
 from tests.engines.vllm.engine import IN_VLLM, LENGTH, Request
 from tests.shared.clients import free_port
 from tests.shared.live import until
@@ -33,21 +35,18 @@ class Server:
 
     Args:
         model: directory.
-        datastore: what is drafted from.
-        live: what is remembered in.
+        settings: of rest-store.
         log: file for what it prints; a folder for its figures is made beside it.
     """
 
-    def __init__(self, model: Path, datastore: Path, live: Path, log: Path) -> None:
+    def __init__(self, model: Path, settings: dict[str, Any], log: Path) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         self.log = log
         [block] = blocks(section(PAGES["docs/how-to/vllm.md"], "On a CPU"))
-        script = (
-            block.text.replace("MODEL", str(model))
-            .replace("memory.ds", str(live))
-            .replace("python -m", "exec python -m")
-        )
-        script = script.replace('"datastores": []', f'"datastores": [{json.dumps(str(datastore))}]')
+        prepare, _, script = block.text.strip().rpartition("\n")
+        assert prepare == "make setup-vllm"
+        command = [*script.split(), "--model", str(model), "--settings", json.dumps(settings)]
+        command[0] = {".venv-vllm/bin/python": sys.executable}[command[0]]
         # Without the time to shut down, vLLM kills its processes with what is not remembered yet.
         more = {
             "--host": "127.0.0.1",
@@ -55,25 +54,21 @@ class Server:
             "--shutdown-timeout": int(PATIENCE),
         }
         more |= {"--max-model-len": LENGTH, "--max-num-seqs": 4}
-        script = script.rstrip() + "".join(f" {name} {value}" for name, value in more.items())
-        (figures := log.with_name("figures")).mkdir()
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        own = {
-            "PATH": path,
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-            "PROMETHEUS_MULTIPROC_DIR": str(figures),
-        }
+        command += [str(word) for pair in more.items() for word in pair]
+        figures = log.with_name(f"{log.name}-figures")
+        figures.mkdir()
+        own = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PROMETHEUS_MULTIPROC_DIR": str(figures)}
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                ["bash", "-c", script],
-                cwd=ROOT,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **own},
+                command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **own}
             )
-        while self.process.poll() is None and self.get("/health") is None:
-            time.sleep(0.1)
-        assert self.process.poll() is None, log.read_text()
+        try:
+            while self.process.poll() is None and self.get("/health") is None:
+                time.sleep(0.1)
+            assert self.process.poll() is None, log.read_text()
+        except BaseException:
+            self.kill()
+            raise
 
     def get(self, path: str) -> str | None:
         """A page; None while there is none."""
@@ -96,6 +91,10 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(PATIENCE)
 
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -104,21 +103,48 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, datastore: Path, live: Path) -> Iterator[Server]:
-    running = Server(model, datastore, live, live.with_name("log"))
+def settings(datastore: Path, live: Path) -> dict[str, Any]:
+    """Of a server with two tenants."""
+    return {
+        "datastores": {"written": str(datastore)},
+        "remember": str(live),
+        "namespaces": ["a", "b"],
+        "log_requests": True,
+    }
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, settings: dict[str, Any], live: Path) -> Iterator[Server]:
+    running = Server(model, settings, live.with_name("log"))
     try:
         yield running
     finally:
-        running.process.kill()
-        running.process.wait(PATIENCE)
+        running.kill()
 
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[Any]:
+    with client_of(server) as made:
+        yield made
+
+
+def client_of(server: Server) -> Any:
     import openai
 
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as made:
-        yield made
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+
+def is_remembered(store: Any, text: list[int]) -> bool:
+    return bool(store.count(text) == 1)
+
+
+def ask(client: Any, request: Request, most: int, **chosen: Any) -> tuple[list[int], str]:
+    """The token ids of an answer with choices of its request, and its id."""
+    extra = {"return_token_ids": True, "ignore_eos": True, "vllm_xargs": chosen}
+    answer = client.completions.create(
+        model="m", prompt=request.prompt, temperature=0.0, max_tokens=most, extra_body=extra
+    )
+    return list(answer.choices[0].token_ids), answer.id
 
 
 def tokens_of(client: Any, request: Request, most: int) -> list[int]:
@@ -149,11 +175,78 @@ def test_metrics_of_the_drafter_are_the_servers(
     assert metrics.get("rest_store_engine_errors_total", 0) == 0
 
 
-def test_answers_outlive_the_server(
-    client: Any, server: Server, live: Path, requests: list[Request], texts: list[list[int]]
+def test_a_tenants_answers_are_drafted_for_no_other(
+    server: Server, client: Any, live: Path, requests: list[Request], texts: list[list[int]]
 ) -> None:
-    """The last test of the server: it ends here."""
-    assert tokens_of(client, requests[0], len(texts[0])) == texts[0]
+    """They draft from no datastore, so that drafts are from memory, prompt and logits."""
+    steps = []
+    for tenant in ("a", "b", "a", "none"):
+        tokens, id = ask(client, requests[1], 80, namespace=tenant, datastores=[])
+        assert tokens == texts[1]
+        figures = figures_of(server.log, id)
+        assert figures["tokens"] == 80
+        steps.append(figures["steps"])
+        if tenant != "none":
+            with LiveDatastore.open(live, read_only=True) as kept:
+                own = kept.namespace(tenant)
+                until(partial(is_remembered, own, texts[1]))
+    first, other, again, unknown = steps
+    assert again < min(first, other, unknown) / 2
+    assert "namespace is 'none', expected one of '', 'a', 'b'" in server.log.read_text()
+
+
+def test_a_request_switches_drafts_off(
+    server: Server, client: Any, requests: list[Request], texts: list[list[int]]
+) -> None:
+    """Also those of vLLM's own lookup: each step writes a token."""
+    before = server.metrics()["vllm:spec_decode_num_draft_tokens_total"]
+    tokens, id = ask(client, requests[0], 90, drafts=False)
+    assert tokens == texts[0]
+    assert figures_of(server.log, id) == {"tokens": 90, "steps": 90, "drafted": 0, "accepted": 0}
+    assert server.metrics()["vllm:spec_decode_num_draft_tokens_total"] == before
+    tokens, id = ask(client, requests[0], 90)
+    assert tokens == texts[0]
+    assert figures_of(server.log, id)["steps"] < 45
+
+
+def test_tokens_of_a_prediction_are_counted(
+    server: Server, client: Any, requests: list[Request], texts: list[list[int]]
+) -> None:
+    """The second half of the prediction is another text."""
+    prediction = [*requests[3].prompt, *texts[3][:35], *texts[5][:35]]
+    tokens, id = ask(client, requests[3], 70, prediction=prediction, datastores=[])
+    assert tokens == texts[3]
+    figures = figures_of(server.log, id)
+    assert 15 < figures["right"] <= 35
+    assert 0 < figures["wrong"] <= 16
+    assert figures["right"] <= figures["accepted"]
+
+
+def test_answers_outlive_the_server(
+    client: Any,
+    server: Server,
+    model: Path,
+    settings: dict[str, Any],
+    live: Path,
+    requests: list[Request],
+    texts: list[list[int]],
+) -> None:
+    """The last test of the server: it ends here, and another one drafts from them."""
+    tokens, _ = ask(client, requests[8], 90, namespace="a", datastores=[])
+    assert tokens == texts[8]
     server.stop()
     with LiveDatastore.open(live, read_only=True) as kept:
-        assert kept.count(texts[0][-64:]) > 0
+        assert kept.namespace("a").count(texts[8][-64:]) == 1
+        assert kept.namespace("b").count(texts[8][-8:]) == 0
+    again = Server(model, settings, live.with_name("log-again"))
+    try:
+        with client_of(again) as other:
+            lines = [
+                figures_of(
+                    again.log, ask(other, requests[8], 90, namespace=tenant, datastores=[])[1]
+                )
+                for tenant in ("b", "a")
+            ]
+        assert lines[1]["steps"] < lines[0]["steps"] / 2
+    finally:
+        again.kill()

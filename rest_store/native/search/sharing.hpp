@@ -1,0 +1,124 @@
+// The occurrences that a group may learn of where a datastore is shared: all occurrences of tokens
+// that enough groups wrote, and else its own.
+//
+// If a group may learn of a sequence, it may learn of every part of it: whoever wrote the sequence
+// wrote the part. So answers are those of a trie with some of its branches cut off, and the longest
+// suffix match is found by halving.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "search/match.hpp"
+#include "search/shard_groups.hpp"
+
+namespace rest_store {
+
+constexpr std::size_t kMaxSharedAfter = 64;  // groups
+
+// The occurrences of a token sequence that a group may learn of.
+struct VisibleOccurrences {
+  std::uint64_t count = 0;
+  bool is_shared = false;  // whether enough groups wrote it; else these are the reader's own
+};
+
+// What one group may learn of the shards of a datastore. Thread-safe: it never changes.
+class Sharing {
+ public:
+  // `groups`: of each shard. `shared_after`: how many groups have to write what others learn of.
+  // `reader`: the group that reads; null: it is no document's.
+  Sharing(std::vector<std::shared_ptr<ShardGroups>> groups, std::size_t shared_after,
+          const GroupKey* reader)
+      : groups_(std::move(groups)), shared_after_(shared_after) {
+    for (const auto& shard : groups_)
+      own_.push_back(reader == nullptr ? ShardGroups::kNoGroup : shard->number_of(*reader));
+  }
+
+  std::size_t size() const { return groups_.size(); }
+
+  // The reader's own ranks within an interval of a shard, ascending.
+  std::span<const std::uint32_t> own_ranks(std::size_t shard, const Interval& interval) const {
+    return groups_[shard]->ranks_of(own_[shard], interval);
+  }
+
+  // Of the occurrences at `intervals`, one for each of `shards`.
+  VisibleOccurrences visible(const std::vector<ShardView>& shards,
+                             std::span<const Interval> intervals) const {
+    std::uint64_t total = 0;
+    for (const Interval& interval : intervals) total += interval.width();
+    if (total >= shared_after_ && are_enough(shards, intervals)) return {total, true};
+    std::uint64_t own = 0;
+    for (std::size_t i = 0; i < intervals.size(); ++i)
+      if (intervals[i].width() > 0) own += own_ranks(i, intervals[i]).size();
+    return {own, false};
+  }
+
+ private:
+  // Whether enough groups have a rank in `intervals`.
+  bool are_enough(const std::vector<ShardView>& shards, std::span<const Interval> intervals) const {
+    std::array<GroupKey, kMaxSharedAfter> met;
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < intervals.size() && count < shared_after_; ++i) {
+      if (intervals[i].width() == 0) continue;
+      groups_[i]->for_each_group(shards[i], intervals[i], [&](GroupKey key) {
+        const auto end = met.begin() + static_cast<std::ptrdiff_t>(count);
+        if (std::find(met.begin(), end, key) == end) met[count++] = key;
+        return count < shared_after_;
+      });
+    }
+    return count >= shared_after_;
+  }
+
+  const std::vector<std::shared_ptr<ShardGroups>> groups_;
+  const std::size_t shared_after_;
+  std::vector<std::uint32_t> own_;  // the number of the reader in each shard
+};
+
+// The occurrences of the last `length` tokens of `suffix`, in each shard.
+inline void find_occurrences(const std::vector<ShardView>& shards, const Suffix& suffix,
+                             std::uint32_t length, std::vector<Interval>& out) {
+  std::vector<Search> searches;
+  for (const ShardView& shard : shards)
+    searches.emplace_back(shard, suffix.last(length), length * suffix.width);
+  std::vector<std::uint8_t> occurs;
+  out.assign(shards.size(), {});
+  locate(searches, 1, occurs);
+  if (!occurs[0]) return;
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    Boundary pair[2];
+    interval_boundaries(searches[i], pair);
+    find_boundaries(std::span<Boundary>(pair));
+    out[i] = {pair[0].low, std::max(pair[0].low, pair[1].low)};
+  }
+}
+
+// Shorten the longest match of `suffix` to what the reader may learn of. A length of `least` is
+// known to be visible, or is 0. Returns whether the match is shared.
+inline bool shorten(const Sharing& sharing, const std::vector<ShardView>& shards,
+                    const Suffix& suffix, std::uint32_t least, Match& match) {
+  if (match.length == 0) return false;
+  VisibleOccurrences visible = sharing.visible(shards, match.intervals);
+  std::uint32_t absent = match.length;
+  if (visible.count > 0) {
+    match.count = visible.count;
+    return visible.is_shared;
+  }
+  match = {least, 0, std::vector<Interval>(shards.size())};
+  std::vector<Interval> intervals;
+  while (absent - match.length > 1) {
+    const std::uint32_t length = match.length + (absent - match.length) / 2;
+    find_occurrences(shards, suffix, length, intervals);
+    const VisibleOccurrences some = sharing.visible(shards, intervals);
+    if (some.count == 0) {
+      absent = length;
+      continue;
+    }
+    visible = some;
+    match.length = length;
+    match.count = some.count;
+    match.intervals.swap(intervals);
+  }
+  return visible.is_shared;
+}
+
+}  // namespace rest_store
