@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from transformers import DynamicCache
 
 from rest_store.bench.baselines import merge_paths
@@ -24,6 +25,14 @@ from tests.shared.tiny import VOCABULARY, prompts, right
 TREES = [name for name in (*CORE, *OTHERS) if name != "kimi_linear"]
 # Branches at the root and below, of different depths, one deeper than a convolution's state.
 PATHS = [[5, 6, 7, 8, 9, 10], [5, 6, 11], [12], [12, 13, 14], [5, 15]]
+
+
+def tree_model_of(family: str) -> Any:
+    """A model whose layers read trees, or a skipped test."""
+    is_old = Version(transformers.__version__) < Version("5.23")
+    if family == "nemotron_h" and is_old:
+        pytest.skip("its cache has states for layers without any, so its drafts are chains")
+    return model_of(family)
 
 
 def read(model: Any, tokens: torch.Tensor) -> PrefilledPrompt:
@@ -46,7 +55,7 @@ def decoded(model: Any, prompt: torch.Tensor, path: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("family", TREES)
 @torch.no_grad()
 def test_each_node_and_what_follows_an_accepted_path_are_as_decoded(family: str) -> None:
-    model = model_of(family)
+    model = tree_model_of(family)
     prompt = prompts(1, 9)["input_ids"]
     tree, last = merge_paths(PATHS), 3
     verifier = verifier_of(model, read(model, prompt), 1 + len(tree))
@@ -117,7 +126,7 @@ def mixers_of(model: Any) -> TreeMixers | None:
 
 @torch.no_grad()
 def test_mixers_have_their_own_forward_after_a_pass_also_after_an_error() -> None:
-    model = model_of("nemotron_h")
+    model = tree_model_of("nemotron_h")
     mixers = mixers_of(model)
     assert mixers is not None
     tree = PassTree.of([merge_paths(PATHS)], 12, 4, torch.device("cpu"))
