@@ -23,7 +23,7 @@ from rest_store.drafting.batch import accept_all
 from rest_store.drafting.remembering import flush
 from rest_store.engines import metrics, request_drafter
 from rest_store.engines.request import NewRequest
-from rest_store.engines.vllm import plugin, speculator
+from rest_store.engines.vllm import device_drafts, plugin, speculator
 from rest_store.engines.vllm.confidences import Confidences
 from rest_store.engines.vllm.device_drafts import (
     DeviceDrafts,
@@ -736,6 +736,15 @@ def test_the_device_continues_the_longest_suffix_that_occurred_before(seed: int)
     for row, length, tokens in zip(rows.tolist(), lengths.tolist(), continued, strict=True):
         text = texts[row, :length].tolist()
         assert tokens == continuation_plainly(text, 5)
+
+
+def test_of_long_texts_the_last_part_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = torch.tensor([[1, 2, 3, 9, 9, 5, 6, 1, 8, 1], [1, 7, 1, 0, 0, 0, 0, 0, 0, 0]])
+    rows = torch.tensor([0, 1])
+    for searched, expected in ((20, [[8, 1], [7, 1]]), (8, [[8, 1], [7, 1]]), (4, [[-1, -1]] * 2)):
+        monkeypatch.setattr(device_drafts, "_MAX_SEARCHED", searched)
+        lengths = torch.tensor([10, 3])
+        assert continuations_in_texts(texts.int(), rows, lengths, 2).tolist() == expected
 
 
 def continuation_plainly(text: list[int], count: int) -> list[int]:

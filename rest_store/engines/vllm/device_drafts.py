@@ -12,6 +12,7 @@ import torch
 from rest_store.engines.vllm.outcomes import NO_OUTCOMES, Outcomes
 
 _MAX_SUFFIX = 8  # tokens at the end of a text that are looked for in it
+_MAX_SEARCHED = 1 << 22  # tokens of all texts; of longer ones, the last part is searched
 _NOTHING = -1  # a token or a parent that matches none
 
 
@@ -98,22 +99,25 @@ def continuations_in_texts(
         int64[R, count]; -1 where even the last token has not occurred before. A suffix has at most
         8 tokens. A continuation that reaches the end of its text is repeated from its beginning.
     """
-    own = texts[rows]
-    ends = torch.arange(own.shape[1], device=own.device)  # of occurrences
+    width = min(texts.shape[1], max(1, _MAX_SEARCHED // len(rows)))
+    ends = torch.arange(width, device=texts.device)  # of occurrences
+    starts = (lengths - width).clamp(min=0)
+    own = texts[rows[:, None], starts[:, None] + ends]
+    lengths = lengths - starts
     last = lengths[:, None] - 1
     is_match = ends < last
     matched = torch.zeros(own.shape, dtype=torch.int32, device=own.device)
-    for back in range(min(_MAX_SUFFIX, own.shape[1])):
+    for back in range(min(_MAX_SUFFIX, width)):
         tokens = own.gather(1, (last - back).clamp(min=0))
-        shifted = torch.nn.functional.pad(own, (back, 0), value=_NOTHING)[:, : own.shape[1]]
+        shifted = torch.nn.functional.pad(own, (back, 0), value=_NOTHING)[:, :width]
         is_match = is_match & (shifted == tokens) & (last >= back)
         matched += is_match
     # Of equal lengths, the latest occurrence.
-    latest = torch.where(matched > 0, matched.long() * own.shape[1] + ends, -1)
+    latest = torch.where(matched > 0, matched * width + ends.int(), -1)
     best, end = latest.max(dim=1, keepdim=True)
     period = (last - end).clamp(min=1)
     offsets = torch.arange(count, device=own.device)
-    places = (end + 1 + offsets % period).clamp(max=own.shape[1] - 1)
+    places = (end + 1 + offsets % period).clamp(max=width - 1)
     return torch.where(best >= 0, own.gather(1, places).long(), -1)
 
 
