@@ -99,16 +99,15 @@ class DraftSessions:
         Arguments as in `draft_all`, but for `depths`: how many tokens of each row can be accepted;
         0: it has ended.
         """
-        sessions = {
-            row: one
-            for row, one in enumerate(self._sessions)
-            if one is not None and depths[row] > 0
-        }
+        sessions: dict[int, DraftSession] = {}
+        for row, session in enumerate(self._sessions):
+            if session is not None and depths[row] > 0:
+                sessions[row] = session
         trees = [EMPTY] * len(depths)
         self.counts.asked += len(sessions)
         self.waited = 0.0
         try:
-            drafted = draft_all(
+            session_trees = draft_all(
                 [*sessions.values()], max_nodes, costs, shape=shape, services=services
             )
         except Exception as error:
@@ -116,14 +115,14 @@ class DraftSessions:
                 self._fail(row, f"draft: {error_text(error)}")
             return trees
         self.waited = max((session.statistics.waited for session in sessions.values()), default=0.0)
-        for row, tree in zip(sessions, drafted, strict=True):
+        for row, tree in zip(sessions, session_trees, strict=True):
             self._drafted[row] = len(tree)
             # Nothing of it is verified; the session goes on.
             if wrong := self._fault(tree, max_nodes):
                 self._count_failure(f"draft: {wrong}")
                 continue
             self.counts.empty += not len(tree)
-            trees[row] = pruned(tree if shape == "tree" else chain_of(tree), depths[row])
+            trees[row] = pruned(tree if shape == "tree" else likeliest_path(tree), depths[row])
         return trees
 
     def _fault(self, tree: TokenTree, max_nodes: int) -> str:
@@ -140,17 +139,18 @@ class DraftSessions:
             return f"a token outside the model's 0..{self._vocabulary_size - 1}"
         return ""
 
-    def of_services(self, piece: Piece) -> int:
+    def count_by_services(self, piece: Piece) -> int:
         """Return how many of the accepted draft tokens would not have been without services."""
         number = 0
         for session, origins in zip(self._sessions, piece.origins, strict=True):
             if session is not None and (elsewhere := session.service_origins):
-                drafted = [origin for origin in origins if origin]
-                of_here = next(
-                    (index for index, origin in enumerate(drafted) if not origin & ~elsewhere),
-                    len(drafted),
-                )
-                number += len(drafted) - of_here
+                draft_origins = [origin for origin in origins if origin]
+                local_length = 0  # of the path that local sources drafted, too
+                for origin in draft_origins:
+                    if not origin & ~elsewhere:
+                        break
+                    local_length += 1
+                number += len(draft_origins) - local_length
         return number
 
     def accept(self, piece: Piece, top_tokens: TopTokens) -> None:
@@ -216,11 +216,11 @@ class DraftSessions:
 
 def pruned(tree: TokenTree, max_depth: int) -> TokenTree:
     """Return the subtree of `tree` that is at most `max_depth` deep."""
-    kept = np.flatnonzero(tree.depths <= max_depth)
-    return tree if kept.size == len(tree) else subtree(tree, kept)
+    nodes = np.flatnonzero(tree.depths <= max_depth)
+    return tree if nodes.size == len(tree) else subtree(tree, nodes)
 
 
-def chain_of(tree: TokenTree) -> TokenTree:
+def likeliest_path(tree: TokenTree) -> TokenTree:
     """Return the likeliest path of `tree`.
 
     A member of somebody else's may branch where a chain was requested.

@@ -20,7 +20,7 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import DraftingWarning
 from rest_store.generation import draft_sessions
 from rest_store.generation.cache import TreeKVCache
-from rest_store.generation.draft_sessions import EMPTY, chain_of, pruned, shortened
+from rest_store.generation.draft_sessions import EMPTY, likeliest_path, pruned, shortened
 from rest_store.generation.generator import Generator
 from rest_store.generation.loop import Generation
 from tests.shared.tiny import VOCABULARY, Drafted, drafted, prompts, right, tiny_model
@@ -218,12 +218,12 @@ def test_a_tree_is_cut_to_its_likeliest_path_where_a_chain_is_asked_for() -> Non
         scores=[0.3, 0.6, 0.1, 0.5, 0.2],
         origins=[1] * 5,
     )
-    chain = chain_of(tree)
+    chain = likeliest_path(tree)
     assert (chain.tokens.tolist(), chain.parents.tolist()) == ([6, 8], [-1, 0])
     assert chain.scores is not None
     assert chain.scores.tolist() == pytest.approx([0.6, 0.5])
-    assert chain_of(chain) is chain
-    assert chain_of(EMPTY) is EMPTY
+    assert likeliest_path(chain) is chain
+    assert likeliest_path(EMPTY) is EMPTY
     assert shortened(chain, 1).tokens.tolist() == [6]
     assert shortened(chain, 2) is chain
     assert len(shortened(chain, 0)) == 0
