@@ -9,8 +9,8 @@ last row is without this. Rows of a step for which nothing is known have no draf
 Each session knows nothing at first, or the outputs of the recordings of --history-from, and those
 that were replayed before, in a live datastore.
 
-Then the time of lookups is measured, of batches of 1, 16 and 64 rows in turns, with as many nodes
-as the plug-in takes for so many rows.
+Then the time of lookups is measured, in microseconds of a core, which others cannot change: of
+batches of 1, 16 and 64 rows, with as many nodes as the plug-in takes for so many rows.
 """
 
 from __future__ import annotations
@@ -243,7 +243,10 @@ def timed(
     stores: Sequence[object],
     length: int,
 ) -> list[dict[str, Any]]:
-    """Return the microseconds of a row's lookup, by the rows of a batch; medians of steps."""
+    """Return the microseconds of a core for a row's lookup, by the rows of a batch.
+
+    They are medians of steps.
+    """
     longest = sorted(recordings, key=lambda one: -one.output.size)[: max(ROWS)]
     table_rows = []
     with new_live_datastore(tokenizer) as live:
@@ -257,11 +260,11 @@ def timed(
             waiting: list[float] = []
             ahead: list[float] = []
             for step in range(STEPS):
-                began = time.perf_counter()
+                began = time.process_time()
                 chains = draft_all(sessions, length, shape="chain")
-                between = time.perf_counter()
+                between = time.process_time()
                 look_ahead_all(sessions, [one.tokens for one in chains], nodes, length=length)
-                ahead.append(1e6 * (time.perf_counter() - between) / rows)
+                ahead.append(1e6 * (time.process_time() - between) / rows)
                 waiting.append(1e6 * (between - began) / rows)
                 accept_all(sessions, [one.output[step : step + 1] for one in batch])
             table_rows.append(

@@ -304,17 +304,24 @@ def lag() -> str:
     columns = [[row for row in agents if row["knows"] == history] for history in histories]
     columns.append(llama)
     table_rows = []
-    for number, row in enumerate(agents[: len(columns[0])]):
-        label = f"ahead, {row['nodes']} nodes"
-        if row["way"] == "waiting":
-            label = "waiting for the text"
-        elif not row["device looks up"]:
+    for way, nodes, looks_up in (
+        ("waiting", 0, True),
+        ("ahead", 512, True),
+        ("ahead", 192, True),
+        ("ahead", 512, False),
+        ("ahead", 192, False),
+    ):
+        label = "waiting for the text" if way == "waiting" else f"ahead, {nodes} nodes"
+        if not looks_up:
             label += ", the foreseen outcomes alone"
         cells = []
         for column in columns:
-            share = f" ({column[number]['M'] / column[0]['M']:.0%})" if number else ""
-            cells.append(digits(column[number]["M"]) + share)
-        table_rows.append([label, *cells])
+            by_way = {(row["nodes"], row["device looks up"]): row["M"] for row in column}
+            mean = by_way.get((nodes, looks_up))
+            share = f" ({mean / by_way[0, True]:.0%})" if mean and nodes else ""
+            cells.append("" if mean is None else digits(mean) + share)
+        if any(cells):
+            table_rows.append([label, *cells])
     header = [
         "drafts, M",
         "agents, nothing known",
