@@ -42,7 +42,7 @@ from rest_store.generation.continuation import difference
 from rest_store.generation.prefill import prefill
 from rest_store.generation.prepacking import prepacked_weights
 from rest_store.generation.seam import name_of_cache
-from rest_store.generation.verify import verifier_of
+from rest_store.generation.verify import make_verifier
 
 WIDTHS = (1, 2, 9, 17)
 PROMPT = 64
@@ -193,7 +193,7 @@ def measure_passes(model: Any, rounds: int) -> dict[str, Any]:
             own = {str(name_of_cache(model)): cache, "position_ids": torch.arange(PROMPT)[None]}
             with torch.no_grad():
                 prompt = prefill(model, ids, None, own)
-                verifier = verifier_of(model, prompt, max(WIDTHS))
+                verifier = make_verifier(model, prompt, max(WIDTHS))
                 began = time.process_time()
                 verifier.run(
                     [5],

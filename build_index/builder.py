@@ -30,6 +30,7 @@ from build_index.build_plan import (
 from build_index.corpus import Corpus, empty_corpora, open_corpus
 from build_index.documents import CorpusCounts, well_formed
 from build_index.duplicates import SeenDocuments
+from build_index.fast_encoder import EncoderError
 from build_index.memory_plan import (
     MemoryPlan,
     MemoryPlanner,
@@ -48,7 +49,6 @@ from build_index.size import MIB
 from build_index.slices import Setup
 from build_index.stages import Stages
 from build_index.staging import Staging, final_place, finished_shards
-from build_index.target_tokenizer import EncoderError
 from build_index.tokenization import TargetTokenizer, load_in_process, load_tokenizer
 from build_index.workers import Processes, Workers, limit_threads, usable_cores, worker_count
 from rest_store.datastore.available_memory import available_bytes

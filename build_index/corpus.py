@@ -62,7 +62,7 @@ from build_index.readers.unreadable_files import (
     unreadable_kind,
 )
 from build_index.secrets import without_secrets
-from build_index.texts import texts_of
+from build_index.texts import select_texts
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, describe
 from rest_store.loading.remote_files import scheme_of
 
@@ -273,7 +273,7 @@ class Corpus:
         for document in self._read_documents(file, where, records, reader, entry.size, entry):
             if document.session and not self.spec.keep_secrets:
                 document = without_secrets(document, records.counts)
-            yield from texts_of(document, self.spec.texts)
+            yield from select_texts(document, self.spec.texts)
 
     def _detect(
         self,

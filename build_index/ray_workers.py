@@ -17,10 +17,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from build_index.fast_encoder import EncoderError
 from build_index.shard_sorter import sort_shard
 from build_index.size import size_text
 from build_index.slices import Setup, Slice, SliceReport, tokenize
-from build_index.target_tokenizer import EncoderError
 from build_index.workers import Workers, prepare
 from rest_store.errors import MemoryBudgetError, RestStoreError, WorkerError, describe, first_line
 from rest_store.loading.remote_files import scheme_of

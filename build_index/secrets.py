@@ -66,16 +66,16 @@ class _Cleaning:
         """Return a text without its lines that look like secrets."""
         if _SUSPECT.search(text) is None:
             return text
-        kept: list[str] = []
+        harmless: list[str] = []
         in_key = False
         for line in text.splitlines(keepends=True):
             in_key = in_key or _BEGIN_KEY.search(line) is not None
             if in_key or is_secret(line):
                 self.lines += 1
             else:
-                kept.append(line)
+                harmless.append(line)
             in_key = in_key and _END_KEY.search(line) is None
-        return "".join(kept)
+        return "".join(harmless)
 
     def value_without(self, value: Any) -> Any:
         """Return a JSON value with its texts without such lines."""
@@ -144,7 +144,7 @@ def _detectors() -> tuple[Callable[[str], bool], ...]:
         from detect_secrets.plugins.high_entropy_strings import Base64HighEntropyString
 
     names = "|".join([*keyword.DENYLIST, "(?<![a-z])token(?![a-z])"])
-    named = re.compile(
+    named_value = re.compile(
         rf"(?:{names})\w{{0,12}}[\"']?\s*(?:=>?|:=?)\s*[\"']?({_VALUE})", re.IGNORECASE
     )
     entropy = Base64HighEntropyString().calculate_shannon_entropy
@@ -152,16 +152,14 @@ def _detectors() -> tuple[Callable[[str], bool], ...]:
     def is_named_secret(line: str) -> bool:
         return any(
             entropy(match[1]) >= _MIN_ENTROPY and re.search(r"\d", match[1]) is not None
-            for match in named.finditer(line)
+            for match in named_value.finditer(line)
         )
 
     kinds: Iterable[Any] = get_mapping_from_secret_type_to_class().values()
-    patterns = [
-        pattern
-        for kind in kinds
-        if issubclass(kind, RegexBasedDetector) and kind.__name__ not in _NOT_SECRET
-        for pattern in kind().denylist
-    ]
+    patterns: list[Any] = []
+    for kind in kinds:
+        if issubclass(kind, RegexBasedDetector) and kind.__name__ not in _NOT_SECRET:
+            patterns += kind().denylist
 
     def has_token(line: str) -> bool:
         return any(pattern.search(line) for pattern in patterns)

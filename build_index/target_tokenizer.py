@@ -4,15 +4,13 @@ Two rules hold. The text of a special token inside a document is text, not a con
 control tokens that a chat template writes around the messages of a conversation are control tokens.
 
 Both rules rest on a copy of the tokenizer whose control tokens have the same ids and other texts,
-which no document contains: they begin with a Unicode noncharacter. In that copy the original texts
-are ordinary text, and a rendered conversation uses the new texts for its control tokens.
+which no document contains (`build_index/control_marks.py`). In that copy the original texts are
+ordinary text, and a rendered conversation uses the new texts for its control tokens.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,15 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_index.chat_template import ChatTemplate
+from build_index.control_marks import CONTROL_MARK, ControlMarks, without_marks
 from build_index.conversation_text import ConversationError, ConversationWriter
-from build_index.documents import WRITTEN, CorpusCounts, Document, Message, well_formed
-from build_index.space_marks import SpaceMarks, without_metaspace
+from build_index.documents import WRITTEN, CorpusCounts, Document, Message
+from build_index.fast_encoder import EncoderError, FastEncoder
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import CorpusError, TokenizerLoadError, describe, first_line
 from rest_store.loading.encoding_sample import sample_digest
 
 if TYPE_CHECKING:
-    import fastokens
     from tokenizers import Tokenizer
 
 Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
@@ -42,23 +40,13 @@ Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
 An id has 2 bytes if the vocabulary has at most 65,535 tokens, otherwise 4.
 """
 
-# Noncharacters (Unicode 23.7), which text for interchange does not contain.
-CONTROL_MARK = "\U0010ffff"
-TEXT_MARK = "\U0010fffe"
 PIECE_CHARACTERS = 1 << 17  # longer texts are encoded in pieces, split at line ends
 # Encoded at once: up to 400 bytes a character, by tokenizers and in the allocator.
 BATCH_CHARACTERS = 1 << 19
-CHECKED_CHARACTERS = 1 << 18
-"""The first texts of a build, all checked."""
 PROMPT_TOKENS = 16
 """Tokens that an answer has before it; as many as `drafting.output_document` keeps of a prompt."""
 _PROMPT_CHARACTERS = 512  # at the end of a prompt, which hold these tokens
-_SAMPLE = 256  # of the others, one in so many texts
 _SHOWN = 60  # characters of a text in a message
-
-
-class EncoderError(Exception):
-    """`fastokens` gave other tokens than `tokenizers`, or none; the message names the text."""
 
 
 class TargetTokenizer:
@@ -92,21 +80,15 @@ class TargetTokenizer:
         )
         self.identity = TokenizerIdentity.from_tokenizer_json(self._json, name)
         self._template = chat_template
-        self._controls = sorted(text for text in self.identity.special_tokens if text)
-        # `tokenizers` matches the longest, too.
-        longest_first = sorted(self._controls, key=len, reverse=True)
-        self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._numbers = {text: number for number, text in enumerate(self._controls)}
-        _mark_controls(fields, self._numbers)
+        self._marks = ControlMarks(self.identity.special_tokens)
+        self._marks.mark_tokenizer(fields)
         self._marked_json = json.dumps(fields)
         self._marked = _open(self._marked_json, name)
         self.identity = replace(self.identity, encoding=sample_digest(self._ids))
         self._dtype = np.dtype(np.uint16 if self.identity.vocabulary_size <= 65535 else np.uint32)
         self._writer: ConversationWriter | None = None
-        self._fast: fastokens.Tokenizer | None = None
-        self._space_marks: SpaceMarks | None = None  # that `fastokens` needs
+        self._fast: FastEncoder | None = None
         self._slow_reason = ""
-        self._unchecked_after = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes to pickle: all but those that encode and show tokens."""
@@ -140,17 +122,10 @@ class TargetTokenizer:
         Nothing changes if `fastokens` is absent or refuses the tokenizer. `tokenizers` encodes the
         first texts, too, and samples of the others, so encoding may raise EncoderError.
         """
-        self._unchecked_after = CHECKED_CHARACTERS
-        fields = json.loads(self._marked_json)
-        equal, self._space_marks = without_metaspace(fields) or (fields, None)
         try:
-            import fastokens
-
-            self._fast = fastokens.Tokenizer.from_json_str(json.dumps(equal))
-        except ImportError:
-            self._slow_reason = "fastokens is not installed"
-        except Exception as error:  # a ValueError, or an error of its parser
-            self._slow_reason = f"fastokens refuses the tokenizer ({first_line(error)})"
+            self._fast = FastEncoder(self._marked_json, self.identity.vocabulary_size, self._dtype)
+        except EncoderError as error:
+            self._slow_reason = str(error)
 
     def decelerate(self) -> None:
         """Encode by `tokenizers` from now on."""
@@ -223,15 +198,17 @@ class TargetTokenizer:
             CorpusError: there is no chat template.
             EncoderError: `fastokens` is in use, and failed or is wrong.
         """
-        parts: list[tuple[str, ...] | None] = []
+        parts: list[tuple[str, ...]] = []
+        is_refused = []
         for document in documents:
             try:
                 parts.append(self._parts(document, counts.left_out))
+                is_refused.append(False)
             except ConversationError as error:
                 counts.refuse(str(error))
-                parts.append(None)
-        tokens = iter(self._encode_parts([some for some in parts if some is not None]))
-        return [None if some is None else next(tokens) for some in parts]
+                is_refused.append(True)
+        tokens = iter(self._encode_parts(parts))
+        return [None if refused else next(tokens) for refused in is_refused]
 
     def encode_history(self, messages: Sequence[Message]) -> Tokens:
         """Tokenize a conversation as the chat template shows it: earlier answers as history.
@@ -240,7 +217,8 @@ class TargetTokenizer:
             CorpusError: there is no chat template, or it refuses the conversation.
             EncoderError: `fastokens` is in use, and failed or is wrong.
         """
-        return self._encode_texts([self._unsealed(self._writer_for("").history(messages, ""))])[0]
+        history = self._writer_for("").history(messages, "")
+        return self._encode_texts([self._marks.unseal(history)])[0]
 
     def encode_answer(self, document: Document, left_out: Counter[str]) -> tuple[Tokens, Tokens]:
         """Tokenize the whole prompt before the last answer of a conversation, and that answer.
@@ -256,7 +234,7 @@ class TargetTokenizer:
         """
         writer = self._writer_for(document.origin)
         texts = writer.answer(document.messages, document.origin, left_out)
-        prompt, answer = self._encode_texts([self._unsealed(text) for text in texts])
+        prompt, answer = self._encode_texts([self._marks.unseal(text) for text in texts])
         return prompt, answer
 
     def token_text(self, token: int) -> str:
@@ -272,9 +250,8 @@ class TargetTokenizer:
         # Decoders treat the first token of a text differently, so another one stands before it.
         anchor = self.encode("a").tolist()
         before = str(self._original.decode(anchor, skip_special_tokens=False))
-        return str(self._original.decode([*anchor, token], skip_special_tokens=False)).removeprefix(
-            before
-        )
+        text = str(self._original.decode([*anchor, token], skip_special_tokens=False))
+        return text.removeprefix(before)
 
     def _parts(self, document: Document, left_out: Counter[str]) -> tuple[str, ...]:
         """Return the text to encode; marked texts stand for the control tokens of the template.
@@ -282,23 +259,14 @@ class TargetTokenizer:
         An answer of a conversation comes after the end of its prompt.
         """
         if not document.is_conversation:
-            return (_unmarked(document.text),)
+            return (without_marks(document.text),)
         writer = self._writer_for(document.origin)
         if document.kind == WRITTEN:
             prompt, answer = writer.answer(document.messages, document.origin, left_out)
-            return self._prompt_end(prompt), self._unsealed(answer)
-        return (self._unsealed(writer.written(document.messages, document.origin, left_out)),)
-
-    def _prompt_end(self, prompt: str) -> str:
-        """Return the end of a rendered prompt; it does not begin inside a marked text."""
-        begin = max(0, len(prompt) - _PROMPT_CHARACTERS)
-        for match in self._control_text.finditer(prompt, max(0, begin - _PROMPT_CHARACTERS)):
-            if match.start() < begin < match.end():
-                begin = match.end()
-        end = prompt[begin:]
-        if end.count(TEXT_MARK) % 2:
-            end = end[end.index(TEXT_MARK) + 1 :]
-        return self._unsealed(end)
+            prompt_end = self._marks.unseal_end(prompt, _PROMPT_CHARACTERS)
+            return prompt_end, self._marks.unseal(answer)
+        text = writer.written(document.messages, document.origin, left_out)
+        return (self._marks.unseal(text),)
 
     def _encode_parts(self, documents: Sequence[tuple[str, ...]]) -> list[Tokens]:
         """Return the tokens of documents: a text, or the end of a prompt and an answer."""
@@ -320,22 +288,8 @@ class TargetTokenizer:
                 " --chat-template FILE"
             )
         if self._writer is None:
-            self._writer = ConversationWriter(self._template, self._control_text, self._sealed)
+            self._writer = ConversationWriter(self._template, self._marks.pattern, self._marks.seal)
         return self._writer
-
-    def _sealed(self, text: str) -> str:
-        """Return a text of a message in which texts of control tokens are marked as text."""
-        return self._with_marks(_unmarked(text), TEXT_MARK)
-
-    def _unsealed(self, rendered: str) -> str:
-        """Return the output of a template in which its control tokens are marked as such."""
-        marked = self._with_marks(rendered, CONTROL_MARK)
-        return re.sub(
-            f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: self._controls[int(match[1])], marked
-        )
-
-    def _with_marks(self, text: str, mark: str) -> str:
-        return self._control_text.sub(lambda match: f"{mark}{self._numbers[match[0]]}{mark}", text)
 
     def _encode_texts(self, texts: Sequence[str]) -> list[Tokens]:
         """Return the tokens of texts in which control tokens are marked."""
@@ -357,51 +311,27 @@ class TargetTokenizer:
 
     def _encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Return the token ids of each text, in which control tokens are marked."""
-        tokens = None if self._fast is None else self._encode_fast(self._fast, texts)
+        if self._fast is None:
+            return self._encode_slowly(texts)
+        tokens = self._fast.encode(texts)
         if tokens is None:
             return self._encode_slowly(texts)
-        indices = [index for index, text in enumerate(texts) if self._is_checked(text)]
+        self._check(self._fast, texts, tokens)
+        return tokens
+
+    def _check(self, fast: FastEncoder, texts: Sequence[str], tokens: Sequence[Tokens]) -> None:
+        """Raise EncoderError if `tokenizers` encodes one of the checked texts otherwise."""
+        indices = [index for index, text in enumerate(texts) if fast.is_checked(text)]
         expected = self._encode_slowly([texts[index] for index in indices])
         for index, expected_tokens in zip(indices, expected, strict=True):
             if not np.array_equal(tokens[index], expected_tokens):
                 text = texts[index]
                 shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
                 raise EncoderError(f"other tokens than tokenizers for {shown!r}")
-        return tokens
 
     def _encode_slowly(self, texts: Sequence[str]) -> list[Tokens]:
         encodings = self._marked.encode_batch_fast(texts, add_special_tokens=False) if texts else []
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
-
-    def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[Tokens] | None:
-        """Return the token ids of each text.
-
-        None: a text has a byte that the vocabulary lacks, and there is no unknown token.
-        """
-        if self._space_marks is not None:
-            texts = [self._space_marks.before_sections(text) for text in texts]
-        try:
-            ids, ends = fast.encode_batch_flat(list(texts))
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except ValueError:
-            return None
-        except BaseException as error:  # a panic is no Exception
-            raise EncoderError(f"failed: {first_line(error)}") from error
-        tokens = np.frombuffer(ids, np.uint32)
-        size = self.identity.vocabulary_size
-        if tokens.size and tokens.max() >= size:
-            raise EncoderError(f"token id {tokens.max()} of a vocabulary of {size}")
-        return np.split(
-            tokens.astype(self._dtype), np.frombuffer(ends, np.uint64)[1:-1].astype(np.int64)
-        )
-
-    def _is_checked(self, text: str) -> bool:
-        """Whether `tokenizers` encodes this text, too: the first ones, then a sample by content."""
-        if self._unchecked_after > 0:
-            self._unchecked_after -= len(text)
-            return True
-        return zlib.crc32(text.encode("utf-8")) % _SAMPLE == 0
 
 
 def _open(tokenizer_json: str, name: str) -> Tokenizer:
@@ -414,36 +344,6 @@ def _open(tokenizer_json: str, name: str) -> Tokenizer:
         raise TokenizerLoadError(
             describe(name, "tokenizer", problem, "a tokenizer.json")
         ) from error
-
-
-def _unmarked(text: str) -> str:
-    return well_formed(text).replace(CONTROL_MARK, "\ufffd").replace(TEXT_MARK, "\ufffd")
-
-
-def _mark_controls(tokenizer: dict[str, Any], numbers: dict[str, int]) -> None:
-    """Give each control token its marked text, everywhere in the object of a `tokenizer.json`."""
-
-    def renamed(text: str) -> str:
-        return f"{CONTROL_MARK}{numbers[text]}{CONTROL_MARK}" if text in numbers else text
-
-    model = tokenizer["model"]
-    if isinstance(model["vocab"], list):
-        model["vocab"] = [[renamed(text), score] for text, score in model["vocab"]]
-    else:
-        model["vocab"] = {renamed(text): id_ for text, id_ in model["vocab"].items()}
-    if isinstance(model.get("unk_token"), str):
-        model["unk_token"] = renamed(model["unk_token"])
-    if model.get("merges"):
-        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-        # A merge that yields a control token would make one out of text.
-        model["merges"] = [
-            pair for pair in pairs if not ("".join(pair) in numbers or numbers.keys() & set(pair))
-        ]
-    for token in tokenizer["added_tokens"]:
-        if token["special"]:
-            token["content"] = renamed(token["content"])
-            token["normalized"] = False  # normalization could change or drop the marks
-    tokenizer["post_processor"] = None
 
 
 def split_text(text: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ _MAX_SHOWN = 4096  # characters of a message before an answer; the last ones are
 _MAX_BEFORE = 8  # messages between the question and the answer that are shown
 
 
-def texts_of(document: Document, texts: str) -> Iterator[Document]:
+def select_texts(document: Document, texts: str) -> Iterator[Document]:
     """Yield the documents that a document is read as.
 
     Args:

@@ -139,8 +139,8 @@ def _rules(lines: list[str]) -> Iterator[_Rule]:
                 text = text.replace(_ANYWHERE, "^", 1)
             patterns.append((pattern.include, matches_names, f"(?:{text})"))
     # Neighbours of one kind become one expression, which is matched many times as fast.
-    for (ignores, matches_names), some in itertools.groupby(patterns, lambda pattern: pattern[:2]):
-        expression = "|".join(text for _, _, text in some)
+    for (ignores, matches_names), group in itertools.groupby(patterns, lambda pattern: pattern[:2]):
+        expression = "|".join(text for _, _, text in group)
         yield _Rule(re.compile(expression), ignores, matches_names)
 
 

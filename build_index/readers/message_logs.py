@@ -88,9 +88,9 @@ def _add(turns: Turns, message: Mapping[str, Any], key: object, origin: str) -> 
 def _halves(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     def half(names: tuple[str, ...]) -> Mapping[str, Any]:
         parts = (record.get(name) for name in names)
-        found = next((part for part in parts if isinstance(part, Mapping)), record)
-        body = found.get("body")
-        return body if isinstance(body, Mapping) else found
+        message = next((part for part in parts if isinstance(part, Mapping)), record)
+        body = message.get("body")
+        return body if isinstance(body, Mapping) else message
 
     return half(_REQUESTS), half(_RESPONSES)
 

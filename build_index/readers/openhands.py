@@ -30,8 +30,8 @@ def is_event(value: object) -> bool:
     """Whether a value is an event of OpenHands."""
     if not isinstance(value, Mapping) or "source" not in value:
         return False
-    of_release_0 = "action" in value or "observation" in value
-    return (of_release_0 and "id" in value) or value.get("kind") in (*_KINDS, *_SILENT_KINDS)
+    is_release_0 = "action" in value or "observation" in value
+    return (is_release_0 and "id" in value) or value.get("kind") in (*_KINDS, *_SILENT_KINDS)
 
 
 def history_of(record: Mapping[str, Any]) -> list[Any] | None:
@@ -47,7 +47,7 @@ def add_event(turns: Turns, event: object, origin: str) -> None:
     if not isinstance(event, Mapping):
         turns.unknown("an event", type(event).__name__, origin)
     elif "kind" in event:
-        _add_of_release_1(turns, event, origin)
+        _add_release_1_event(turns, event, origin)
     elif "action" in event:
         _add_action(turns, event, origin)
     elif "observation" in event:
@@ -56,7 +56,7 @@ def add_event(turns: Turns, event: object, origin: str) -> None:
         turns.unknown("an event", None, origin)
 
 
-def _add_of_release_1(turns: Turns, event: Mapping[str, Any], origin: str) -> None:
+def _add_release_1_event(turns: Turns, event: Mapping[str, Any], origin: str) -> None:
     kind, left_out = event.get("kind"), turns.left_out
     if kind == "SystemPromptEvent":
         turns.said("system", text_of(event.get("system_prompt"), left_out))
@@ -73,11 +73,11 @@ def _add_of_release_1(turns: Turns, event: Mapping[str, Any], origin: str) -> No
         call = event.get("tool_call")
         fields = call if isinstance(call, Mapping) else {}
         name = fields.get("name") or event.get("tool_name")
-        made = call_of(name, fields.get("arguments"), event.get("tool_call_id"))
+        tool_call = call_of(name, fields.get("arguments"), event.get("tool_call_id"))
         thought = text_of(event.get("thought"), left_out)
         reasoning = str(event.get("reasoning_content") or "")
         key = event.get("llm_response_id") or origin
-        turns.answered(key, thought, reasoning=reasoning, calls=[made])
+        turns.answered(key, thought, reasoning=reasoning, calls=[tool_call])
     elif kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
         observed = event.get("observation")
         fields = observed if isinstance(observed, Mapping) else event
@@ -125,8 +125,10 @@ def _add_response(turns: Turns, event: Mapping[str, Any]) -> bool:
     message = choices[0].get("message")
     if not isinstance(message, Mapping) or not isinstance(response, Mapping):
         return False
-    made = message.get("tool_calls")
-    calls = [call for call in made if isinstance(call, Mapping)] if isinstance(made, list) else []
+    tool_calls = message.get("tool_calls")
+    if not isinstance(tool_calls, list):
+        tool_calls = []
+    calls = [call for call in tool_calls if isinstance(call, Mapping)]
     if any(str(call.get("id")) in turns.calls for call in calls if "id" in call):
         return True  # one of several calls of an answer that is there
     reasoning = str(message.get("reasoning_content") or "")

@@ -208,7 +208,11 @@ def _decoded_struct(
 ) -> dict[str, Any] | None:
     if value is None:
         return None
-    return {name: decoders[name](one) if name in decoders else one for name, one in value.items()}
+    fields = dict(value)
+    for name, decode in decoders.items():
+        if name in fields:
+            fields[name] = decode(fields[name])
+    return fields
 
 
 def _values(column: Any, decode: _Decoder | None) -> Iterator[Any]:
@@ -216,7 +220,7 @@ def _values(column: Any, decode: _Decoder | None) -> Iterator[Any]:
     try:
         values = column.to_pylist()
     except UnicodeDecodeError:
-        values = [_value(one) for one in column]
+        values = [_value(scalar) for scalar in column]
     for value in values:
         if isinstance(value, bytes):
             with suppress(UnicodeDecodeError):

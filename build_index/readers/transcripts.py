@@ -97,7 +97,7 @@ def conversations(turns: Turns, session: str, origin: str) -> Iterator[Document]
         is_cut = size > MAX_CONVERSATION and turn["role"] == "user"
         if is_cut or size > MAX_DOCUMENT_BYTES // 2:
             yield from _conversation(turns, begin, number, session, origin, order)
-            order += sum(one["role"] == "assistant" for one in turns.turns[begin:number])
+            order += sum(turn["role"] == "assistant" for turn in turns.turns[begin:number])
             begin, size = number, 0
         size += _size(turn)
     yield from _conversation(turns, begin, len(turns.turns), session, origin, order)
@@ -106,9 +106,9 @@ def conversations(turns: Turns, session: str, origin: str) -> Iterator[Document]
 def _conversation(
     turns: Turns, begin: int, end: int, session: str, origin: str, order: int
 ) -> Iterator[Document]:
-    some = turns.turns[begin:end]
-    if some:
-        messages = parse_messages(some, origin, "turns", turns.left_out)
+    section = turns.turns[begin:end]
+    if section:
+        messages = parse_messages(section, origin, "turns", turns.left_out)
         if messages:
             yield Document(messages=messages, origin=origin, session=session, order=order)
 
@@ -180,11 +180,11 @@ def _read_openhands(
         if history is None:
             openhands.add_event(turns, value, origin)
             continue
-        of_record = Turns(records.counts)
+        record_turns = Turns(records.counts)
         for number, event in enumerate(history):
-            openhands.add_event(of_record, event, f"{origin}, event {number}")
+            openhands.add_event(record_turns, event, f"{origin}, event {number}")
         session = str(value.get("instance_id") or f"{name_of(where)}-{line}")
-        yield from conversations(of_record, session, origin)
+        yield from conversations(record_turns, session, origin)
     yield from conversations(turns, name_of(where), where)
 
 

@@ -20,9 +20,10 @@ from build_index.corpus import Corpus, open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts, CorpusFile, Document
 from build_index.duplicates import content_digest
+from build_index.fast_encoder import EncoderError
 from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.secrets import LEFT_OUT, text_without_secrets, without_secrets
-from build_index.target_tokenizer import EncoderError, TargetTokenizer, Tokens
+from build_index.target_tokenizer import TargetTokenizer, Tokens
 from build_index.texts import read, written
 from build_index.tokenization import load_tokenizer
 from rest_store.agents.record import Key, Record

@@ -283,7 +283,9 @@ def measure_speed(
             for name in names:
                 rounds[name].append(new_runs[name])
         plain_seconds = _round_seconds(rounds["plain"])
-        speedups = {name: Speedup.of(plain_seconds, _round_seconds(rounds[name])) for name in names}
+        speedups = {
+            name: Speedup.from_runs(plain_seconds, _round_seconds(rounds[name])) for name in names
+        }
         if clock.is_over:
             break
         if all(one.is_certain and one.pairs >= MIN_PAIRS for one in speedups.values()):

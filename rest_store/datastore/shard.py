@@ -127,13 +127,13 @@ def write_suffixes(
         entries: the bit string of the suffix array and the tail, uint8.
         durable: whether to flush it to disk.
     """
-    stored = keys.astype("<u8", copy=False)
-    sha256 = hashlib.sha256(stored.data)
+    little_endian_keys = keys.astype("<u8", copy=False)
+    sha256 = hashlib.sha256(little_endian_keys.data)
     sha256.update(entries[:-TAIL_SIZE].data)
     header = SuffixesHeader(
         entry_bits(tokens.position_count), tokens.token_count, sha256.digest(), tokens.sha256
     )
-    write_file(path, header.pack(), stored, entries, durable=durable)
+    write_file(path, header.pack(), little_endian_keys, entries, durable=durable)
     return header
 
 

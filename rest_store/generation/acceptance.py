@@ -144,15 +144,17 @@ class Acceptance:
         nodes: list[int] = []
         position = 0  # in the step
         while True:
-            of_position = logits[position : position + 1]
+            position_logits = logits[position : position + 1]
             scores = None
             if best is not None:
                 token = best[position]
             else:
-                scores = row.processed(row.ids(), of_position)
+                scores = row.processed(row.ids(), position_logits)
                 token = ahead.pop(0) if ahead else row.pick(scores)
             if self._keeps_logits or self._keeps_scores:
-                row.keep(of_position, scores, logits=self._keeps_logits, scores=self._keeps_scores)
+                row.keep(
+                    position_logits, scores, logits=self._keeps_logits, scores=self._keeps_scores
+                )
             row.tokens.append(token)
             tokens.append(token)
             row.ended = self._ends(row)

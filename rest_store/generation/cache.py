@@ -114,9 +114,10 @@ class Slots:
         if end - self.base <= self.keys.shape[3]:
             return
         base = max(self.base, self._shortest - self.pattern.window) if self._drops else self.base
-        kept = self.base + self.keys.shape[3] - base
-        size = max(end - base, kept) + _GROWTH
-        self.keys, self.values = (_moved(block, kept, size) for block in (self.keys, self.values))
+        slots = self.base + self.keys.shape[3] - base
+        size = max(end - base, slots) + _GROWTH
+        self.keys = _moved(self.keys, slots, size)
+        self.values = _moved(self.values, slots, size)
         self.base = base
 
     def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
@@ -127,10 +128,10 @@ class Slots:
         self.values[:, rows, :, targets] = self.values[:, rows, :, sources]
 
 
-def _moved(block: torch.Tensor, kept: int, size: int) -> torch.Tensor:
-    """Return a block of `size` slots that begins with the last `kept` of `block`."""
+def _moved(block: torch.Tensor, slots: int, size: int) -> torch.Tensor:
+    """Return a block of `size` slots that begins with the last `slots` of `block`."""
     moved = block.new_zeros((*block.shape[:3], size, block.shape[4]))
-    moved[:, :, :, :kept] = block[:, :, :, block.shape[3] - kept :]
+    moved[:, :, :, :slots] = block[:, :, :, block.shape[3] - slots :]
     return moved
 
 
@@ -222,7 +223,7 @@ class TreeKVCache(Cache):
     ) -> None:
         require_cache(cache)
         self._held = [
-            number for number in _of_attention(cache) if cache.layers[number].is_initialized
+            number for number in _attention_layers(cache) if cache.layers[number].is_initialized
         ]
         self._begin(length, cache.layers[self._held[0]].keys.shape[0])
         super().__init__(layers=self._taken_over(cache, patterns, room))
@@ -251,8 +252,8 @@ class TreeKVCache(Cache):
             kinds.setdefault((patterns[number], shape), []).append(number)
         layers: list[Any] = list(cache.layers)
         for (pattern, _), numbers in kinds.items():
-            taken = [cache.layers[number] for number in numbers]
-            slots = Slots(pattern, taken, self.lengths, self.ended, max(room, _GROWTH))
+            group_layers = [cache.layers[number] for number in numbers]
+            slots = Slots(pattern, group_layers, self.lengths, self.ended, max(room, _GROWTH))
             self.groups.append(slots)
             for index, number in enumerate(numbers):
                 layers[number] = TreeLayer(slots, index)
@@ -277,14 +278,15 @@ class TreeKVCache(Cache):
                 that are in their final slot already are not copied.
         """
         end = max(self.lengths)
-        moved = [
-            (row, end + position, self.lengths[row] + number)
-            for row, path in enumerate(paths)
-            for number, position in enumerate(path)
-            if end + position != self.lengths[row] + number
-        ]
-        if moved:
-            on_host = torch.tensor(moved).T.contiguous()
+        moves: list[tuple[int, int, int]] = []  # row, source, target
+        for row, path in enumerate(paths):
+            for number, position in enumerate(path):
+                source = end + position
+                target = self.lengths[row] + number
+                if source != target:
+                    moves.append((row, source, target))
+        if moves:
+            on_host = torch.tensor(moves).T.contiguous()
             on_devices = {
                 device: on_host.to(device)
                 for device in {group.keys.device for group in self.groups}
@@ -333,10 +335,10 @@ def layers_with_states(cache: Any) -> set[int]:
 
 def holds_keys(cache: Cache) -> bool:
     """Whether a layer of `cache` has keys, so that it knows how many tokens it holds."""
-    return not has_states(cache) or bool(_of_attention(cache))
+    return not has_states(cache) or bool(_attention_layers(cache))
 
 
-def patterns_in(cache: Cache) -> list[Pattern]:
+def cache_patterns(cache: Cache) -> list[Pattern]:
     """Return the attention patterns of the layers of a cache that was made for a model."""
     windows = [int(getattr(layer, "sliding_window", 0)) for layer in cache.layers]
     return [Pattern(SLIDING, window) if window else Pattern(FULL) for window in windows]
@@ -365,7 +367,7 @@ def require_cache(cache: Cache) -> None:
             )
 
 
-def _of_attention(cache: Cache) -> list[int]:
+def _attention_layers(cache: Cache) -> list[int]:
     """Return the layers that may have keys and values.
 
     Others share those of one of these, or have states alone.

@@ -31,14 +31,15 @@ class Speedup:
     pairs: int
 
     @classmethod
-    def of(cls, slow: Sequence[float], fast: Sequence[float]) -> Speedup:
+    def from_runs(cls, slow: Sequence[float], fast: Sequence[float]) -> Speedup:
         """Return the figures of runs that took so many seconds, pair by pair.
 
         The range is a confidence interval of the median, of about 95% where there are six pairs or
         more, and the whole range of fewer: it assumes nothing about how other work disturbs single
         runs.
         """
-        ratios = sorted(one / other for one, other in zip(slow, fast, strict=True))
+        pairs = zip(slow, fast, strict=True)
+        ratios = sorted(slow_seconds / fast_seconds for slow_seconds, fast_seconds in pairs)
         aside = max(0, int((len(ratios) - 1.96 * len(ratios) ** 0.5) / 2))
         median = statistics.median(slow) / statistics.median(fast)
         return cls(median, min(median, ratios[aside]), max(median, ratios[-1 - aside]), len(ratios))
@@ -86,7 +87,7 @@ def in_turns(
         for seconds, way in ways:
             seconds.append(way())
         ways = ways[::-1]
-        speedup = Speedup.of(slow, fast)
+        speedup = Speedup.from_runs(slow, fast)
         if time.perf_counter() >= end or (speedup.pairs >= MIN_PAIRS and speedup.is_certain):
             return slow, fast
 
@@ -118,10 +119,10 @@ class Comparison:
     def __str__(self) -> str:
         plain, drafted = (self.tokens / seconds for seconds in (self.seconds, self.drafted_seconds))
         text = "the same text" if self.identical else "another text"
-        said = (
+        sentence = (
             f"plain decoding wrote {text} at {plain:.1f} tokens a second, drafts at {drafted:.1f}:"
             f" {self.speedup}"
         )
         if self.speedup.is_certain:
-            return said
-        return f"{said}; on an idle machine, M is up to {self.mean_tokens_at_max:.2f}"
+            return sentence
+        return f"{sentence}; on an idle machine, M is up to {self.mean_tokens_at_max:.2f}"

@@ -27,7 +27,7 @@ class Constraints:
         self._tokenizer = tokenizer
         self._grammars: dict[object, Grammar] = {}
 
-    def of(
+    def constrain(
         self, options: Mapping[str, Any], json_schema: Any, regex: Any, grammar: Any
     ) -> tuple[list[Grammar], dict[str, Any]]:
         """Return the grammars of a call, and the options of `model.generate`.
@@ -45,23 +45,23 @@ class Constraints:
             ArgumentError: it has to be compiled for a tokenizer, and there is none.
             MissingExtraError: llguidance is not installed.
         """
-        named = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
-        asked = {name: value for name, value in named.items() if value is not None}
-        if len(asked) > 1:
+        arguments = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
+        forms = {name: value for name, value in arguments.items() if value is not None}
+        if len(forms) > 1:
             raise ArgumentError(
-                describe("Generator", "the output's form", " and ".join(asked), "one of them")
+                describe("Generator", "the output's form", " and ".join(forms), "one of them")
             )
-        if not asked:
+        if not forms:
             return [], dict(options)
-        [(name, value)] = asked.items()
-        values = value if isinstance(value, list) else [value]
+        [(name, form)] = forms.items()
+        values = form if isinstance(form, list) else [form]
         if not values:
             raise ArgumentError(describe("Generator", name, "an empty list", "one for each prompt"))
         ends = self._ends(options)
         if ends is None:
             ends = self._end_of_tokenizer()
             options = {**options, "eos_token_id": ends}
-        return [self._grammar(name, one, ends) for one in values], dict(options)
+        return [self._grammar(name, value, ends) for value in values], dict(options)
 
     def _grammar(self, kind: str, value: Any, ends: list[int]) -> Grammar:
         """Return the grammar of one value, with all that it has learned."""
@@ -95,12 +95,14 @@ class Constraints:
 
         None: neither does.
         """
-        config = options.get("generation_config")
-        of_configs = [
-            getattr(one, "eos_token_id", None)
-            for one in (config, getattr(self._model, "generation_config", None))
-        ]
-        for ends in (options.get("eos_token_id"), *of_configs):
+        call_config = options.get("generation_config")
+        model_config = getattr(self._model, "generation_config", None)
+        settings = (
+            options.get("eos_token_id"),
+            getattr(call_config, "eos_token_id", None),
+            getattr(model_config, "eos_token_id", None),
+        )
+        for ends in settings:
             if ends is not None:
                 tokens: list[int] = torch.as_tensor(ends).reshape(-1).tolist()
                 return tokens

@@ -126,20 +126,20 @@ def _logits(model: Any, prompts: list[list[int]], steps: list[list[_Step]]) -> l
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     read = prefill(model, ids, None, {str(name_of_cache(model)): cache, "position_ids": positions})
     verifier = DeferredVerifier(model, read, 1 + _TOKENS)
-    kept: list[list[torch.Tensor]] = [[] for _ in prompts]
+    row_logits: list[list[torch.Tensor]] = [[] for _ in prompts]
     try:
-        for of_rows in steps:
-            last = [None if step is None else step[0][0] for step in of_rows]
-            drafts = [[] if step is None else step[0][1:] for step in of_rows]
+        for row_steps in steps:
+            last = [None if step is None else step[0][0] for step in row_steps]
+            drafts = [[] if step is None else step[0][1:] for step in row_steps]
             trees = [
                 TokenTree(draft, range(-1, len(draft) - 1), [1] * len(draft)) if draft else EMPTY
                 for draft in drafts
             ]
             logits = verifier.run(last, trees, 1 + max(map(len, drafts)))
-            ends = [0 if step is None else len(step[0]) - step[1] for step in of_rows]
+            ends = [0 if step is None else len(step[0]) - step[1] for step in row_steps]
             verifier.keep([range(end) for end in ends])
             for row, end in enumerate(ends):
-                kept[row].append(logits[row, :end].double().cpu())
-        return [torch.cat(parts) for parts in kept]
+                row_logits[row].append(logits[row, :end].double().cpu())
+        return [torch.cat(logits) for logits in row_logits]
     finally:
         verifier.close()

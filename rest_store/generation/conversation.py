@@ -16,7 +16,7 @@ def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
     return (
         isinstance(prompt, Sequence)
         and len(prompt) > 0
-        and all(isinstance(one, Mapping) for one in prompt)
+        and all(isinstance(message, Mapping) for message in prompt)
     )
 
 

@@ -147,11 +147,12 @@ class DeferredVerifier(Verifier):
         for row, (path, read) in enumerate(zip(paths, self._read, strict=True)):
             if not read:
                 continue
-            kept = len(self._waiting[row]) + len(path)
-            if self.cache.rolls_back or kept == width:
-                ends[row], self._waiting[row] = kept, []
+            length = len(self._waiting[row]) + len(path)
+            if self.cache.rolls_back or length == width:
+                ends[row] = length
+                self._waiting[row] = []
             else:
-                self._waiting[row] = read[:kept]
+                self._waiting[row] = read[:length]
         self.cache.keep_first(ends)
         self._read = None
 

@@ -175,7 +175,7 @@ class Generator:
 
         Arguments and errors as in `generate`.
         """
-        grammars, _ = self._constraints.of({}, json_schema, regex, grammar)
+        grammars, _ = self._constraints.constrain({}, json_schema, regex, grammar)
         return grammars[0] if grammars else None
 
     def _run(
@@ -273,7 +273,7 @@ class Generator:
         texts = [getattr(output, "sequences", output) for output in outputs]
         at_max = outputs[0].statistics
         return Comparison(
-            speedup=Speedup.of(slow, fast),
+            speedup=Speedup.from_runs(slow, fast),
             identical=all(torch.equal(text, texts[0]) for text in texts),
             tokens=at_max.tokens,
             seconds=statistics.median(slow),
@@ -307,10 +307,12 @@ class Generator:
 
         Arguments and errors as in `generate`.
         """
-        tokens = self._tokens_of(references)
+        tokens = self._tokenized(references)
         drafting = replace(self._options, references=tokens, group=group, epoch=epoch)
         model_options = self._with_stop_strings(options)
-        grammars, model_options = self._constraints.of(model_options, json_schema, regex, grammar)
+        grammars, model_options = self._constraints.constrain(
+            model_options, json_schema, regex, grammar
+        )
         return replace(drafting, grammars=grammars), model_options
 
     def _with_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -378,7 +380,7 @@ class Generator:
             rows["input_ids"] = _token_ids(rows["input_ids"], vocabulary_size(self.model))
         return {name: tensor.to(device_of(self.model)) for name, tensor in rows.items()}
 
-    def _tokens_of(self, references: Any) -> Any:
+    def _tokenized(self, references: Any) -> Any:
         """Return references as token ids; `DraftingOptions` refuses anything but a list."""
         if not isinstance(references, list | tuple):
             return references

@@ -71,7 +71,7 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
             )
         if any(mask is not None and not mask.any() for mask in masks):
             raise _refusal("allowing no token", "one that the text can go on in")
-        return _masked(scores, np.stack([_row_of(mask, scores.shape[1]) for mask in masks]))
+        return _masked(scores, np.stack([_widened(mask, scores.shape[1]) for mask in masks]))
 
     def _begin(self, grammars: Sequence[Grammar], length: int) -> None:
         try:
@@ -98,7 +98,7 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
             place = after
         return place
 
-    def of_tree(
+    def tree_masks(
         self, tokens: Sequence[int], tree: TokenTree, prompt: int
     ) -> list[Mask | None] | None:
         """Return the masks after a row and after each node of its draft.
@@ -116,13 +116,13 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
         self._length = len(tokens)
         places = [self._places[0]]
         for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-            places.append(self._of_node(places[1 + parent], token))
+            places.append(self._child_place(places[1 + parent], token))
         masks = [place.mask for place in places]
         if masks[0] is None:
             return None
         return None if any(mask is not None and not mask.any() for mask in masks) else masks
 
-    def _of_node(self, place: Place, token: int) -> Place:
+    def _child_place(self, place: Place, token: int) -> Place:
         """Return the place of a node below `place`; of one that is never reached, that above it."""
         after = None if place.mask is None else place.after(token)
         return place if after is None else after
@@ -152,17 +152,17 @@ def mask_trees(
     packed = np.full((*logits.shape[:2], (vocabulary + 31) // 32), -1, np.int32)
     try:
         for row, (mask, tokens, tree) in enumerate(zip(masks, rows, trees, strict=True)):
-            of_nodes = [] if mask is None else mask.of_tree(tokens, tree, prompt)
-            if of_nodes is None:
+            node_masks = [] if mask is None else mask.tree_masks(tokens, tree, prompt)
+            if node_masks is None:
                 return None
-            for node, bits in enumerate(of_nodes):
-                packed[row, node] = _row_of(bits, vocabulary)
+            for node, bits in enumerate(node_masks):
+                packed[row, node] = _widened(bits, vocabulary)
     except Exception:  # of a node that may never be reached: what is reached raises it again
         return None
     return _masked(logits, packed)
 
 
-def _row_of(mask: Mask | None, vocabulary: int) -> _Bits:
+def _widened(mask: Mask | None, vocabulary: int) -> _Bits:
     """Return a mask as wide as the model's vocabulary: of further tokens none is allowed.
 
     None: all are.

@@ -22,7 +22,7 @@ from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import EMPTY, DraftSessions, shortened
 from rest_store.generation.drafting_options import DraftingOptions
 from rest_store.generation.grammar_mask import GrammarMask, mask_trees
-from rest_store.generation.output import Piece, Statistics, output_of
+from rest_store.generation.output import Piece, Statistics, make_output
 from rest_store.generation.passes import Verifier
 from rest_store.generation.prefill import (
     PrefilledPrompt,
@@ -31,7 +31,7 @@ from rest_store.generation.prefill import (
     require_prompt,
     unpadded,
 )
-from rest_store.generation.rows import rows_of
+from rest_store.generation.rows import make_rows
 from rest_store.generation.seam import cache_in, require_transformers
 from rest_store.generation.support import (
     position_count,
@@ -42,7 +42,7 @@ from rest_store.generation.support import (
 )
 from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.typical import ACCEPTANCES, require_typical
-from rest_store.generation.verify import require_verifier, verifier_of
+from rest_store.generation.verify import make_verifier, require_verifier
 
 # The times of steps that generations have learned, by target model and conditions.
 _policies: weakref.WeakKeyDictionary[Any, dict[Hashable, DraftPolicy]] = weakref.WeakKeyDictionary()
@@ -125,7 +125,7 @@ class Generation:
             raise NotSupportedError(
                 describe("generate", "number of grammars", len(options.grammars), expected)
             )
-        self._rows = rows_of(input_ids, logits_processor, sample=sample)
+        self._rows = make_rows(input_ids, logits_processor, sample=sample)
         self._detokenizers = (
             None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
         )
@@ -193,36 +193,36 @@ class Generation:
         logits, top_tokens = self._read(prompt.logits, trees, sessions)
         seconds = time.perf_counter() - began
         if self._options.adaptive:
-            self._policy = _policy_of(self._model, prompt)
+            self._policy = _find_policy(self._model, prompt)
         piece = self._acceptance.accept(logits, top_tokens, trees)
         piece.forward_seconds = seconds
         self._cache = prompt.cache
-        self._verifier = verifier_of(self._model, prompt, 1 + self._max_nodes)
+        self._verifier = make_verifier(self._model, prompt, 1 + self._max_nodes)
         sessions.accept(piece, top_tokens)
         return piece
 
     def _step(self, sessions: DraftSessions, verifier: Verifier) -> Piece:
         """Draft, verify, accept."""
         began = self._times()
-        asked, trees = self._draft(sessions, verifier)
-        drafted = self._times()
+        has_drafted, trees = self._draft(sessions, verifier)
+        draft_end = self._times()
         nodes = max(map(len, trees))
         passes = verifier.passes
         more = verifier.waiting + nodes  # tokens than in a plain step
         last = [None if row.ended else row.tokens[-1] for row in self._rows]
         logits = verifier.run(last, trees, 1 + nodes)
         logits, top_tokens = self._read(logits, trees, sessions)
-        verified = self._times()
+        verification_end = self._times()
         piece = self._acceptance.accept(logits, top_tokens, trees)
-        piece.drafting_seconds = drafted[0] - began[0]
-        piece.forward_seconds = verified[0] - drafted[0]
+        piece.drafting_seconds = draft_end[0] - began[0]
+        piece.forward_seconds = verification_end[0] - draft_end[0]
         piece.forward_passes = verifier.passes - passes
         verifier.keep(piece.paths)
         sessions.accept(piece, top_tokens)
         if self._policy is not None:
-            self._policy.observe(more, verified[1] - drafted[1])
-            if asked:
-                self._learn(self._policy, sessions, more, piece, drafted[1] - began[1])
+            self._policy.observe(more, verification_end[1] - draft_end[1])
+            if has_drafted:
+                self._learn(self._policy, sessions, more, piece, draft_end[1] - began[1])
         return piece
 
     # --- one step ---------------------------------------------------------------------------------
@@ -247,12 +247,7 @@ class Generation:
             depths, self._max_nodes, costs, shape=verifier.shape, services=services
         )
         if verifier.rereads:
-            trees = [
-                tree
-                if tree.scores is None
-                else shortened(tree, policy.worth(tree.scores.astype(float), waiting))
-                for tree in trees
-            ]
+            trees = [_shorten_to_worth(tree, policy, waiting) for tree in trees]
         return True, trees
 
     def _read(
@@ -291,11 +286,11 @@ class Generation:
         waited = sessions.waited
         lengths = [len(tokens) for tokens in piece.tokens if tokens]
         scores = [tree.scores for tree in piece.trees if tree.scores is not None]
-        expected = sum(float(of_tree.sum()) for of_tree in scores) / len(lengths)
+        expected = sum(float(tree_scores.sum()) for tree_scores in scores) / len(lengths)
         accepted = sum(lengths) / len(lengths) - 1
-        of_services = sessions.of_services(piece) / len(lengths)
+        service_tokens = sessions.count_by_services(piece) / len(lengths)
         seconds += waited if self._by_processor else 0.0
-        policy.learn(nodes, expected, accepted, seconds, waited, of_services)
+        policy.learn(nodes, expected, accepted, seconds, waited, service_tokens)
 
     def _times(self) -> tuple[float, float]:
         """Return the time, and the clock by which steps are judged, both in seconds.
@@ -382,10 +377,17 @@ class Generation:
             if streamer is not None:
                 streamer.end()
         cache = self._cache if self._config.use_cache is not False else None
-        return output_of(self._rows, self._config, self._input_ids, cache, self.statistics)
+        return make_output(self._rows, self._config, self._input_ids, cache, self.statistics)
 
 
-def _policy_of(model: Any, prompt: PrefilledPrompt) -> DraftPolicy:
+def _shorten_to_worth(chain: TokenTree, policy: DraftPolicy, waiting: int) -> TokenTree:
+    """Return the first nodes of a chain, as many as are worth a pass."""
+    if chain.scores is None:
+        return chain
+    return shortened(chain, policy.worth(chain.scores.astype(float), waiting))
+
+
+def _find_policy(model: Any, prompt: PrefilledPrompt) -> DraftPolicy:
     """Return the policy of an earlier generation under the same conditions, or a new one."""
     context = max(prompt.length, 256).bit_length()  # steps take longer with the context
     is_prepacked = any("forward" in vars(module) for module in model.modules())

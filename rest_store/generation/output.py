@@ -148,7 +148,7 @@ class Statistics:
                 f"drafting paused in {counted(drafts.paused, 'step')}, since it did not pay",
             ),
         ]
-        return f"no draft was accepted: {', '.join(said for number, said in reasons if number)}"
+        return f"no draft was accepted: {', '.join(reason for number, reason in reasons if number)}"
 
 
 @dataclass
@@ -214,7 +214,17 @@ class GeneratorOutput:
         return line if self.comparison is None else f"{line}\n{self.comparison}"
 
 
-def output_of(
+def _padding(config: Any) -> int:
+    """Return the token that `generate` of transformers pads with."""
+    if config.pad_token_id is not None:
+        return int(config.pad_token_id)
+    ends = config.eos_token_id
+    if isinstance(ends, list):
+        return int(ends[0])
+    return 0 if ends is None else int(ends)
+
+
+def make_output(
     rows: Sequence[Row], config: Any, input_ids: torch.Tensor, cache: Any, statistics: Statistics
 ) -> torch.Tensor | GenerateOutput:
     """Return the result of `generate`.
@@ -226,10 +236,7 @@ def output_of(
         cache: of the model; None if it is not returned.
         statistics: of the generation.
     """
-    padding = config.pad_token_id
-    if padding is None:  # as `generate` of transformers does
-        ends = config.eos_token_id
-        padding = ends[0] if isinstance(ends, list) else ends if ends is not None else 0
+    padding = _padding(config)
     length = max(len(row.tokens) for row in rows)
     sequences = input_ids.new_full((len(rows), length), padding, dtype=torch.int64)
     for number, row in enumerate(rows):

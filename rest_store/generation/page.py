@@ -43,10 +43,10 @@ def page(
     unnamed = (f"source {bit + 1}" for bit in range(len(labels), _MAX_SOURCES))
     labels = [*labels, *unnamed][:_MAX_SOURCES]
     counts = Counter(origin for piece in passes for origin in piece.origins[0])
-    said = "".join(f"<p>{escape(remark)}</p>\n" for remark in remarks)
+    paragraphs = "".join(f"<p>{escape(remark)}</p>\n" for remark in remarks)
     body = (
         f'<header>\n<p class="overline">rest-store generate</p>\n<h1>{escape(title)}</h1>\n'
-        f'<p class="verdict">{_verdict(statistics, comparison)}</p>\n{said}</header>\n'
+        f'<p class="verdict">{_verdict(statistics, comparison)}</p>\n{paragraphs}</header>\n'
         f"{_summary(statistics, counts, labels)}"
         '<div class="columns">\n<main>\n<h2>The text, pass by pass</h2>\n'
         '<p class="soft hint">A bar | stands where a forward pass begins. '
@@ -105,8 +105,8 @@ def _summary(statistics: Statistics, counts: Counter[int], labels: Sequence[str]
         among = sum(count for origin, count in counts.items() if origin >> bit & 1)
         if among:
             alone = counts[1 << bit]
-            said = f"{counted(among, 'token')}, {alone or 'none'} by it alone"
-            legend.append(_entry(1 << bit, labels[bit], among / total, said))
+            tokens = f"{counted(among, 'token')}, {alone or 'none'} by it alone"
+            legend.append(_entry(1 << bit, labels[bit], among / total, tokens))
     legend.append(_entry(0, "the model alone", counts[0] / total, counted(counts[0], "token")))
     seconds = statistics.seconds or math.inf
     times = (
@@ -134,11 +134,11 @@ def _segment(origin: int, count: int, total: int, labels: Sequence[str]) -> str:
     )
 
 
-def _entry(origin: int, label: str, share: float, said: str) -> str:
+def _entry(origin: int, label: str, share: float, tokens: str) -> str:
     return (
         f'<li><span class="sample {source_class(origin)}">{letters(origin)}</span> <span'
         f' class="label">{escape(label)}</span> <span class="share">{100 * share:.0f} %</span>'
-        f' <span class="soft">{said}</span></li>\n'
+        f' <span class="soft">{tokens}</span></li>\n'
     )
 
 
@@ -148,7 +148,7 @@ def _entry(origin: int, label: str, share: float, said: str) -> str:
 def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str:
     """Return the text, with a link for each forward pass and a mark for each token."""
     special = set(tokenizer.all_special_ids)
-    shown = []
+    links = []
     for number, piece in enumerate(passes, 1):
         spans = []
         words = piece.words[0] if piece.words is not None else []
@@ -162,10 +162,10 @@ def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str
             spans.append(
                 f'<span class="{source_class(origin)}{kind}" title="{title}">{escape(text)}</span>'
             )
-        shown.append(
+        links.append(
             f'<a class="pass" id="pass-{number}" href="#pass-{number}">{"".join(spans)}</a>'
         )
-    return f'<div class="written text" id="written">{"".join(shown)}</div>\n'
+    return f'<div class="written text" id="written">{"".join(links)}</div>\n'
 
 
 # --- trees ----------------------------------------------------------------------------------------
@@ -197,13 +197,13 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
     before: int | None = None  # the last token written
     for piece in passes:
         tree = piece.trees[0]
-        written = piece.tokens[0]
+        text_tokens = piece.tokens[0]
         accepted = piece.accepted[0]
         tokens = tree.tokens.tolist()
         parents = tree.parents.tolist()
         scores = [-1.0] * len(tokens) if tree.scores is None else tree.scores.tolist()
         last = tokens[accepted[-1]] if accepted else before
-        bonus = written[len(accepted)] if len(written) > len(accepted) else None
+        bonus = text_tokens[len(accepted)] if len(text_tokens) > len(accepted) else None
         data.append(
             {
                 "context": None if before is None else decoded(before),
@@ -225,5 +225,5 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
                 ],
             }
         )
-        before = written[-1] if written else before
+        before = text_tokens[-1] if text_tokens else before
     return data

@@ -155,16 +155,16 @@ class TreePasses(Generic[Kind]):
         if self._all_seen(width):
             masks: dict[str, Any] = dict.fromkeys(self._slots)
         else:
-            of_nodes = ancestors.reshape(-1, width, width).bool()
+            is_ancestor = ancestors.reshape(-1, width, width).bool()
             masks = {
-                name: self._mask(group, of_nodes, lengths, slots)
+                name: self._mask(group, is_ancestor, lengths, slots)
                 for name, group in self._slots.items()
             }
         own: dict[str, Any] = {"position_ids": self._origin + slots, "logits_to_keep": logits or 0}
         own[self._cache_name] = self.cache
         output = self._model(
             input_ids=tokens.contiguous(),
-            attention_mask=self._of_model(masks),
+            attention_mask=self._model_masks(masks),
             use_cache=True,
             return_dict=True,
             **{name: value for name, value in own.items() if name in self._parameters},
@@ -174,7 +174,7 @@ class TreePasses(Generic[Kind]):
         result: torch.Tensor = output.logits
         return result if logits is None else result[:, -logits:]
 
-    def _of_model(self, masks: dict[str, Any]) -> Any:
+    def _model_masks(self, masks: dict[str, Any]) -> Any:
         """Return masks as the model takes them."""
         if not self._keyed:
             return next(iter(masks.values()), None)

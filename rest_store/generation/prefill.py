@@ -10,9 +10,15 @@ import torch
 from transformers import Cache, DynamicCache, StaticCache
 
 from rest_store.errors import NotSupportedError, describe
-from rest_store.generation.cache import Pattern, has_states, holds_keys, patterns_in, require_cache
+from rest_store.generation.cache import (
+    Pattern,
+    cache_patterns,
+    has_states,
+    holds_keys,
+    require_cache,
+)
 from rest_store.generation.seam import cache_in, name_of_cache
-from rest_store.generation.support import patterns_of, require_inputs
+from rest_store.generation.support import attention_patterns, require_inputs
 
 # Arguments that a step makes itself, or that concern the prompt alone.
 _NOT_FORWARDED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
@@ -77,16 +83,16 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
     """
     require_inputs(model_kwargs)
     cache = cache_in(model_kwargs)
-    made = DynamicCache(config=model.config.get_text_config(decoder=True))
+    new_cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     is_made_static = (
         config.cache_implementation is not None
         and isinstance(cache, StaticCache)
         and not cache.offloading
     )
     if cache is None or is_made_static:
-        model_kwargs[str(name_of_cache(model))] = cache = made
+        model_kwargs[str(name_of_cache(model))] = cache = new_cache
     require_cache(cache)
-    if has_states(made) and not has_states(cache):
+    if has_states(new_cache) and not has_states(cache):
         expected = "made for the model: DynamicCache(config=model.config)"
         raise NotSupportedError(
             describe("verification", "the cache", "without recurrent states", expected)
@@ -118,27 +124,27 @@ def prefill(
     end = held
     for ids in chunks:
         end += ids.shape[1]
-        of_chunk = (
-            model_kwargs if len(chunks) == 1 else _inputs_of(end - ids.shape[1], end, model_kwargs)
-        )
-        inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **of_chunk)
+        chunk_kwargs = model_kwargs
+        if len(chunks) > 1:
+            chunk_kwargs = _cut_inputs(end - ids.shape[1], end, model_kwargs)
+        inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **chunk_kwargs)
         output = model(**inputs, return_dict=True)
         cache = cache_in(output)
         if not isinstance(cache, Cache) or (holds_keys(cache) and cache.get_seq_length() != end):
-            kept = (
-                f"of {int(cache.get_seq_length())} tokens" if isinstance(cache, Cache) else "absent"
-            )
+            actual = "absent"
+            if isinstance(cache, Cache):
+                actual = f"of {int(cache.get_seq_length())} tokens"
             expected = f"keys and values of {end} tokens, which can be kept for one path of a tree"
             raise NotSupportedError(
-                describe(type(model).__name__, "the key-value cache", kept, expected)
+                describe(type(model).__name__, "the key-value cache", actual, expected)
             )
     mask = model_kwargs.get("attention_mask")
     positions = inputs.get("position_ids")
     if positions is None:  # the model has none
         positions = torch.full((1, 1), end - 1)
     own = {*_NOT_FORWARDED, name_of_cache(model)}
-    patterns = patterns_of(model, len(cache.layers))
-    patterns += patterns_in(cache)[len(patterns) :]  # Dory appends layers for its loops
+    patterns = attention_patterns(model, len(cache.layers))
+    patterns += cache_patterns(cache)[len(patterns) :]  # Dory appends layers for its loops
     return PrefilledPrompt(
         logits=output.logits[:, -1:],
         cache=cache,
@@ -150,7 +156,7 @@ def prefill(
     )
 
 
-def _inputs_of(start: int, end: int, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+def _cut_inputs(start: int, end: int, model_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `generate`, cut to the tokens from `start` to `end`."""
     mask, positions = (model_kwargs.get(name) for name in ("attention_mask", "position_ids"))
     mask = None if mask is None else mask[:, :end]
@@ -167,4 +173,4 @@ def unpadded(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> list[l
     if mask is None:
         return [ids.tolist() for ids in input_ids]
     seen = mask[:, mask.shape[1] - input_ids.shape[1] :].bool()
-    return [ids[of_row].tolist() for ids, of_row in zip(input_ids, seen, strict=True)]
+    return [ids[is_seen].tolist() for ids, is_seen in zip(input_ids, seen, strict=True)]

@@ -71,7 +71,7 @@ def for_row(processor: Any, row: int, rows: int) -> Processor:
         for name in names:
             held = getattr(processor, name)
             if isinstance(held, list | torch.Tensor):
-                setattr(own, name, _of_row(processor, name, held, row, rows))
+                setattr(own, name, _row_entry(processor, name, held, row, rows))
                 own.batch_size = 1
         return copy.deepcopy(own, _copies_in(own))  # type: ignore[no-any-return]
     except NotSupportedError:
@@ -88,7 +88,7 @@ def _kind(value: object) -> _Kind:
     return type(value).__module__.partition(".")[0], type(value).__name__
 
 
-def _of_row(processor: Any, name: str, held: Any, row: int, rows: int) -> Any:
+def _row_entry(processor: Any, name: str, held: Any, row: int, rows: int) -> Any:
     """Return the entry of `held` for one row.
 
     `held` has one entry for each prompt of a batch, or for each row.
@@ -118,13 +118,13 @@ def _copies_in(value: object) -> dict[int, Any]:
     reached = {id(value)}
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, ModuleType):
-            copies[id(one)] = one
-        elif copied := _COPIES.get(_kind(one)):
-            copies[id(one)] = copied(one)
-        elif not isinstance(one, type | FunctionType):
-            new = [other for other in gc.get_referents(one) if id(other) not in reached]
+        item = waiting.pop()
+        if isinstance(item, ModuleType):
+            copies[id(item)] = item
+        elif copy_item := _COPIES.get(_kind(item)):
+            copies[id(item)] = copy_item(item)
+        elif not isinstance(item, type | FunctionType):
+            new = [other for other in gc.get_referents(item) if id(other) not in reached]
             reached.update(map(id, new))
             waiting += new
     return copies

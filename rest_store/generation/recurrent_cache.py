@@ -182,12 +182,12 @@ class RecurrentCache(TreeKVCache):
             elif isinstance(layer, LinearAttentionLayer):
                 layers[number] = StateLayer(layer)
         Cache.__init__(self, layers=layers)
-        self._of_states = {
+        self._state_layers = {
             number: layer for number, layer in enumerate(layers) if isinstance(layer, StateLayer)
         }
         recurrent = [
             any(layer.is_recurrent_states_initialized.values())
-            for layer in self._of_states.values()
+            for layer in self._state_layers.values()
         ]
         self.rolls_back = not any(recurrent)
         # States of rows that the latest passes do not concern.
@@ -201,13 +201,12 @@ class RecurrentCache(TreeKVCache):
     @property
     def longest_window(self) -> int:
         """The most inputs that a convolution's state holds; at least 1."""
-        windows = [
-            state.shape[-1]
-            for layer in self._of_states.values()
-            for state in layer.conv_states.values()
-            if state is not None
-        ]
-        return max(windows, default=1)
+        longest = 1
+        for layer in self._state_layers.values():
+            for state in layer.conv_states.values():
+                if state is not None:
+                    longest = max(longest, state.shape[-1])
+        return longest
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the tokens of the longest row, also where no layer has keys."""
@@ -222,7 +221,7 @@ class RecurrentCache(TreeKVCache):
             ends: as in `StateLayer.keep`.
         """
         if any(ends):
-            for layer in self._of_states.values():
+            for layer in self._state_layers.values():
                 layer.keep(ends)
         self.drop()
         self.keep([range(end) for end in ends])
@@ -236,14 +235,14 @@ class RecurrentCache(TreeKVCache):
         """
         rows = torch.tensor([row for row, path in enumerate(paths) if path], device=self.device)
         ends = torch.tensor([path[-1] if path else 0 for path in paths], device=self.device)
-        for layer in self._of_states.values():
+        for layer in self._state_layers.values():
             layer.keep_nodes(rows, ends, tree)
         self.drop()
         self.keep(paths)
 
     def drop(self) -> None:
         """Forget the states after the latest pass."""
-        for layer in self._of_states.values():
+        for layer in self._state_layers.values():
             layer.drop()
 
     def set_aside(self, rows: Sequence[int]) -> None:
@@ -262,11 +261,11 @@ class RecurrentCache(TreeKVCache):
         """Fill the original cache as if the tokens here had been decoded one by one."""
         self.put_back(range(len(self.lengths)))
         super().give_back(cache)
-        for number, layer in self._of_states.items():
+        for number, layer in self._state_layers.items():
             _move_states(layer, cache.layers[number])
 
     def _states(self) -> list[torch.Tensor]:
-        return [state for layer in self._of_states.values() for state in layer.states()]
+        return [state for layer in self._state_layers.values() for state in layer.states()]
 
 
 def _rows(cache: Cache) -> int:

@@ -106,7 +106,9 @@ class Row:
             self.scores.append(copy if processed is None else processed)
 
 
-def rows_of(input_ids: torch.Tensor, processors: LogitsProcessorList, *, sample: bool) -> list[Row]:
+def make_rows(
+    input_ids: torch.Tensor, processors: LogitsProcessorList, *, sample: bool
+) -> list[Row]:
     """Return the rows of `input_ids`, int64[rows, length].
 
     A single row draws from torch's own generator, as `generate` of transformers does. Rows of a

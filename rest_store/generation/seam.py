@@ -250,8 +250,9 @@ def require_transformers() -> None:
     Raises:
         NotSupportedError: it is not.
     """
-    if found := differences(part for part in DEPENDENCIES if part.parameters is not None):
-        release = f"{transformers.__version__}, in which {'; '.join(found)}"
+    problems = differences(part for part in DEPENDENCIES if part.parameters is not None)
+    if problems:
+        release = f"{transformers.__version__}, in which {'; '.join(problems)}"
         raise NotSupportedError(
             describe("generate", "transformers", release, "a release that this rest-store knows")
         )

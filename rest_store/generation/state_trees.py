@@ -51,7 +51,7 @@ class StateTreeVerifier(Verifier):
             self._tree, self._is_ahead = None, True
             cache.set_aside(sorted(cache.ended))
             return self._passes.run(last, trees, width)
-        self._tree = PassTree.of(trees, width, cache.longest_window, cache.device)
+        self._tree = PassTree.from_trees(trees, width, cache.longest_window, cache.device)
         with self._settings.set_for(width), self._mixers.reading(self._tree):
             return self._passes.run(last, trees, width)
 

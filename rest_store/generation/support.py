@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,14 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from rest_store.errors import NotSupportedError, describe
-from rest_store.generation.cache import FULL, SLIDING, Pattern, has_states, holds_keys, patterns_in
+from rest_store.generation.cache import (
+    FULL,
+    SLIDING,
+    Pattern,
+    cache_patterns,
+    has_states,
+    holds_keys,
+)
 from rest_store.generation.seam import name_of_cache
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
@@ -48,7 +55,7 @@ def require_model(model: Any) -> None:
                 name, "its state", "in a cache of its own", "in a dynamic cache of transformers"
             )
         )
-    patterns_of(model)
+    attention_patterns(model)
     parameters = inspect.signature(model.forward).parameters
     if name_of_cache(model) is None:
         expected = "keys and values only, which can be kept for one path of a tree"
@@ -122,7 +129,7 @@ def _hooks_that_count_tokens(model: Any) -> str | None:
     return None
 
 
-def patterns_of(model: Any, layers: int = 1) -> list[Pattern]:
+def attention_patterns(model: Any, layers: int = 1) -> list[Pattern]:
     """Return the attention patterns of the layers, from the model's text configuration.
 
     Raises:
@@ -136,10 +143,10 @@ def patterns_of(model: Any, layers: int = 1) -> list[Pattern]:
         names = [SLIDING if window else FULL] * layers
     if (
         not known.keys() >= set(names)
-        and (cache := _made_for(config)) is not None
+        and (cache := _empty_cache(config)) is not None
         and has_states(cache)
     ):
-        return patterns_in(cache)
+        return cache_patterns(cache)
     for name in names:
         if name not in known:
             expected = f"attention: one of {', '.join(known)}"
@@ -168,11 +175,11 @@ def has_attention(config: Any) -> bool:
 
     A recurrent one reads in order.
     """
-    cache = _made_for(config)
+    cache = _empty_cache(config)
     return cache is None or holds_keys(cache)
 
 
-def _made_for(config: Any) -> DynamicCache | None:
+def _empty_cache(config: Any) -> DynamicCache | None:
     """Return an empty cache for a model; None: transformers has none for a kind of layer."""
     try:
         return DynamicCache(config=config)
@@ -241,14 +248,7 @@ def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
         NotSupportedError: another tensor, such as `inputs_embeds`, `token_type_ids` or an image.
     """
     for name, value in model_kwargs.items():
-        parts = (
-            value
-            if isinstance(value, list | tuple)
-            else value.values()
-            if isinstance(value, Mapping)
-            else [value]
-        )
-        if name not in _CONTINUED and any(isinstance(part, torch.Tensor) for part in parts):
+        if name not in _CONTINUED and _holds_tensor(value):
             expected = "no input besides input_ids, their mask and positions"
             raise NotSupportedError(describe("generation", name, "given", expected))
 
@@ -278,3 +278,13 @@ def require_mode(config: Any, processors: Sequence[Any]) -> None:
             raise NotSupportedError(
                 describe("generation", "guidance_scale", processor.guidance_scale, expected)
             )
+
+
+def _holds_tensor(value: object) -> bool:
+    """Return whether a value is a tensor, or a sequence or mapping with one."""
+    items: Iterable[object] = [value]
+    if isinstance(value, list | tuple):
+        items = value
+    elif isinstance(value, Mapping):
+        items = value.values()
+    return any(isinstance(item, torch.Tensor) for item in items)

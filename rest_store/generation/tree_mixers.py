@@ -51,7 +51,7 @@ class PassTree:
     lineage: torch.Tensor
 
     @classmethod
-    def of(
+    def from_trees(
         cls, trees: Sequence[TokenTree], width: int, length: int, device: torch.device
     ) -> PassTree:
         """Return the trees of a pass of `width` tokens a row. Padding continues node 0."""
@@ -133,7 +133,7 @@ class TreeMixers:
         ]
 
     @classmethod
-    def of(cls, model: Any, layers: set[int]) -> TreeMixers | None:
+    def from_model(cls, model: Any, layers: set[int]) -> TreeMixers | None:
         """Return the mixers of these layers; None: not all of them can read trees.
 
         A wrapped or offloaded mixer cannot.
@@ -167,7 +167,7 @@ class TreeMixers:
                 vars(mixer).pop("forward", None)
 
     @property
-    def _of_pass(self) -> PassTree:
+    def _pass_tree(self) -> PassTree:
         assert self._tree is not None
         return self._tree
 
@@ -191,7 +191,7 @@ class TreeMixers:
         Returns:
             [rows, channels, width].
         """
-        lineage = self._of_pass.lineage[:, :, : weight.shape[-1]].flip(-1)
+        lineage = self._pass_tree.lineage[:, :, : weight.shape[-1]].flip(-1)
         rows, width, kernel = lineage.shape
         channels = hidden_states.shape[1]
         columns = (hidden_states.shape[-1] - width + lineage).reshape(rows, 1, width * kernel)
@@ -239,12 +239,12 @@ class TreeMixers:
         log_decay, between = self._decays(log_step)
         decay = log_decay.exp()[..., None]
         state = initial_state.float()
-        written = key * rate[..., None]
+        writes = key * rate[..., None]
         # The delta rule: a node writes its value less the value that the state already returns for
         # its key. That state includes the writes of its ancestors: a triangular system.
-        wanted = values * rate[..., None] - (written * decay) @ state
-        system = (written @ key.mT) * between
-        new = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+        targets = values * rate[..., None] - (writes * decay) @ state
+        system = (writes @ key.mT) * between
+        new = torch.linalg.solve_triangular(system, targets, upper=False, unitriangular=True)
         output = (query * decay) @ state + ((query @ key.mT) * between) @ new
         parts = StateParts(key, new, log_decay, is_transposed=False)
         return output.transpose(1, 2).to(value.dtype).contiguous(), parts
@@ -301,7 +301,7 @@ class TreeMixers:
             width]; and the factor of the decay from each ancestor to each node, [rows, heads,
             width, width], 0 for nodes that are no ancestors.
         """
-        sees = self._of_pass.sees[:, None]
+        sees = self._pass_tree.sees[:, None]
         log_decay = (sees.to(log_steps.dtype) @ log_steps[..., None])[..., 0]
         differences = log_decay[..., None] - log_decay[..., None, :]
         between = differences.masked_fill(~sees, float("-inf")).exp()

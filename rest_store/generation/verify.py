@@ -69,7 +69,7 @@ def require_verifier(model: Any, cache: Any) -> None:
         require_continuation(model)
 
 
-def verifier_of(model: Any, prompt: PrefilledPrompt, room: int) -> Verifier:
+def make_verifier(model: Any, prompt: PrefilledPrompt, room: int) -> Verifier:
     """Return the verifier of drafts behind `prompt`; arguments and errors as of `TreeVerifier`."""
     if not has_states(prompt.cache):
         return TreeVerifier(model, prompt, room)
@@ -79,7 +79,7 @@ def verifier_of(model: Any, prompt: PrefilledPrompt, room: int) -> Verifier:
     from rest_store.generation.tree_mixers import TreeMixers
 
     layers = layers_with_states(prompt.cache)
-    mixers = TreeMixers.of(model, layers) if is_known(model) else None
+    mixers = TreeMixers.from_model(model, layers) if is_known(model) else None
     if mixers is None:
         return DeferredVerifier(model, prompt, room)
     return StateTreeVerifier(model, prompt, room, mixers)

@@ -41,7 +41,7 @@ def sample_digest(encode: Callable[[str], Sequence[int]]) -> str:
     )
 
 
-def sample_of(backend: Any, tokenizer_json: str) -> str | None:
+def tokenizer_digest(backend: Any, tokenizer_json: str) -> str | None:
     """Return the digest of a tokenizer of `tokenizers`, which is not changed.
 
     None: it cannot encode.

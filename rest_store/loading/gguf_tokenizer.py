@@ -322,13 +322,13 @@ def _around_texts(fields: dict[str, Any], *, adds_bos: bool) -> dict[str, Any] |
         adds_bos: whether a text begins with a token of its own where the file does not say so.
     """
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    asked = {
+    is_added = {
         "bos": fields.get("tokenizer.ggml.add_bos_token", adds_bos),
         "eos": fields.get("tokenizer.ggml.add_eos_token"),
     }
     ids = [
-        fields.get(f"tokenizer.ggml.{name}_token_id") if is_asked else None
-        for name, is_asked in asked.items()
+        fields.get(f"tokenizer.ggml.{name}_token_id") if is_added[name] else None
+        for name in ("bos", "eos")
     ]
     return _template([(tokens[id_], id_) if id_ is not None else None for id_ in ids])
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from rest_store.errors import TokenizerLoadError, describe, first_line
 from rest_store.extras import named_extras
-from rest_store.loading.encoding_sample import sample_of
+from rest_store.loading.encoding_sample import tokenizer_digest
 from rest_store.loading.gguf_tokenizer import gguf_tokenizer, is_gguf
 from rest_store.loading.hub import hub_failure
 from rest_store.loading.local_path import local_path
@@ -119,7 +119,9 @@ def _from_file(path: Path, name: str) -> LoadedTokenizer:
     named = {key: _token_text(value) for key, value in config.items() if key.endswith("_token")}
     special = {key: token for key, token in named.items() if token is not None}
     serialized = str(backend.to_str())
-    return LoadedTokenizer(name, serialized, template, special, sample_of(backend, serialized))
+    return LoadedTokenizer(
+        name, serialized, template, special, tokenizer_digest(backend, serialized)
+    )
 
 
 def _from_gguf(path: Path, name: str) -> LoadedTokenizer:
@@ -209,7 +211,7 @@ def _serialized(tokenizer: object, name: str) -> LoadedTokenizer:
     named = getattr(tokenizer, "special_tokens_map", {})
     special = {key: str(token) for key, token in named.items() if isinstance(token, str)}
     template = _default_template(getattr(tokenizer, "chat_template", None))
-    return LoadedTokenizer(name, text, template, special, sample_of(backend, text))
+    return LoadedTokenizer(name, text, template, special, tokenizer_digest(backend, text))
 
 
 def _neighbouring_config(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from build_index.conversation_text import ConversationWriter
 from build_index.documents import WRITTEN, CorpusCounts, Document
 from build_index.readers.conversations import parse_messages
 from build_index.target_tokenizer import PROMPT_TOKENS, TargetTokenizer
-from build_index.texts import texts_of
+from build_index.texts import select_texts
 from build_index.written_answers import REASONING
 from rest_store.drafting import output_document
 from tests.build_index.test_conversation_text import (
@@ -40,7 +40,7 @@ def answers(template: str, turns: list[dict]) -> list[tuple[str, str]]:
     left_out: Counter[str] = Counter()
     writer = ConversationWriter(ChatTemplate(template, {}, "t"), CONTROLS, lambda text: text)
     whole = Document(messages=parse_messages(turns, "a:1", "messages", left_out))
-    documents = texts_of(whole, WRITTEN)
+    documents = select_texts(whole, WRITTEN)
     return [writer.answer(document.messages, "a:1", left_out) for document in documents]
 
 
@@ -143,7 +143,7 @@ def test_a_refused_answer_is_counted_and_others_are_stored(tokenizer):
     turns.append({"role": "assistant", "content": "Two."})
     whole = Document(messages=parse_messages(turns, "a:1", "messages", Counter()))
     counts = CorpusCounts(documents=2, conversations=2)
-    encoded = strict.encode_counted([*texts_of(whole, WRITTEN)], counts)
+    encoded = strict.encode_counted([*select_texts(whole, WRITTEN)], counts)
     assert [one is None for one in encoded] == [False, True]
     assert "too many" in counts.refusal
 
@@ -151,13 +151,13 @@ def test_a_refused_answer_is_counted_and_others_are_stored(tokenizer):
 def test_an_answer_without_anything_before_it_is_stored(tokenizer):
     turns = ({"role": "assistant", "content": "Hello."},)
     whole = Document(messages=parse_messages(turns, "a:1", "messages", Counter()))
-    (stored,) = tokenizer.encode_documents([*texts_of(whole, WRITTEN)])
+    (stored,) = tokenizer.encode_documents([*select_texts(whole, WRITTEN)])
     assert decoded(tokenizer, stored.tolist()).endswith("Hello.<|im_end|>\n")
 
 
 def test_a_text_was_read():
-    assert [*texts_of(Document(text="x"), WRITTEN)] == []
-    (read,) = texts_of(Document(text="x"), "read")
+    assert [*select_texts(Document(text="x"), WRITTEN)] == []
+    (read,) = select_texts(Document(text="x"), "read")
     assert (read.text, read.kind) == ("x", "read")
 
 
@@ -165,6 +165,6 @@ def test_an_answer_of_calls_alone_is_one_and_an_empty_one_is_none():
     empty = {"role": "assistant", "content": " "}
     turns = [USER, empty, USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
     whole = Document(messages=parse_messages(turns, "a:1", "messages", Counter()))
-    (written,) = texts_of(whole, WRITTEN)
+    (written,) = select_texts(whole, WRITTEN)
     assert json.loads(written.messages[-1][2])["tool_calls"] == [CALL]
     assert written.order == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tokenizers import normalizers
 
-from build_index import target_tokenizer
 from build_index.chat_template import ChatTemplate
+from build_index.control_marks import CONTROL_MARK, TEXT_MARK
 from build_index.documents import Document
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.errors import CorpusError, TokenizerLoadError
@@ -40,16 +40,13 @@ def test_a_role_cannot_smuggle_in_a_control_token(chat):
 
 
 def test_a_message_cannot_forge_the_marks_that_stand_for_control_tokens(chat):
-    marks = [
-        f"{target_tokenizer.CONTROL_MARK}{place}{target_tokenizer.CONTROL_MARK}"
-        for place in range(3)
-    ]
-    mark = target_tokenizer.TEXT_MARK
+    marks = [f"{CONTROL_MARK}{place}{CONTROL_MARK}" for place in range(3)]
+    mark = TEXT_MARK
     content = "".join(marks) + f"{mark}0{mark} <|im_end|>"
     tokens = chat.encode_documents([conversation(content)])[0].tolist()
     assert tokens.count(chat.identity.special_tokens["<|im_end|>"]) == 1
     assert tokens.count(chat.identity.special_tokens["<|im_start|>"]) == 1
-    replaced = content.replace(target_tokenizer.CONTROL_MARK, "\ufffd").replace(mark, "\ufffd")
+    replaced = content.replace(CONTROL_MARK, "\ufffd").replace(mark, "\ufffd")
     assert decoded(chat, tokens) == f"<|im_start|>user\n{replaced}<|im_end|>\n"
     in_text = chat.encode("".join(marks)).tolist()
     assert not set(in_text) & set(chat.identity.special_tokens.values())

@@ -23,10 +23,10 @@ from tokenizers import (
     trainers,
 )
 
-from build_index import builder, target_tokenizer
+from build_index import builder, fast_encoder
 from build_index.chat_template import ChatTemplate
 from build_index.cli import summary_text
-from build_index.target_tokenizer import EncoderError
+from build_index.fast_encoder import EncoderError
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.manifest import Manifest
 from rest_store.errors import OutputError
@@ -129,8 +129,8 @@ def target(tokenizer: Tokenizer) -> TargetTokenizer:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tokens_are_those_of_tokenizers(kind, monkeypatch):
-    monkeypatch.setattr(target_tokenizer, "_SAMPLE", 1 << 40)  # nothing is compared but here
-    monkeypatch.setattr(target_tokenizer, "CHECKED_CHARACTERS", 0)
+    monkeypatch.setattr(fast_encoder, "_SAMPLE", 1 << 40)  # nothing is compared but here
+    monkeypatch.setattr(fast_encoder, "CHECKED_CHARACTERS", 0)
     plain = target(KINDS[kind]())
     fast = target(KINDS[kind]())
     fast.accelerate()
@@ -249,7 +249,7 @@ def test_a_text_with_a_byte_that_the_vocabulary_lacks_is_left_to_tokenizers(tmp_
 
 def test_after_the_first_texts_a_sample_by_content_is_checked(byte_level_file, monkeypatch):
     monkeypatch.setattr(fastokens, "Tokenizer", Wrong)
-    monkeypatch.setattr(target_tokenizer, "CHECKED_CHARACTERS", 1000)
+    monkeypatch.setattr(fast_encoder, "CHECKED_CHARACTERS", 1000)
     texts = [f"{number} is not 31 " for number in range(4000)]
 
     def first_difference() -> int:

@@ -235,6 +235,8 @@ def signalling(self, part):
 workers.Processes.submit = signalling
 if __name__ != "__main__":
     raise SystemExit
+# A program in the background of a script has inherited that it ignores the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 """
 
 

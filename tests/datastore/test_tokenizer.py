@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.errors import DatastoreFormatError, TokenizerLoadError, TokenizerMismatchError
 from rest_store.loading import encoding_sample
-from rest_store.loading.encoding_sample import sample_of
+from rest_store.loading.encoding_sample import tokenizer_digest
 from tests.shared.models import byte_level_bpe, serialized, unigram, word_level, word_piece
 
 KINDS = {
@@ -226,7 +226,7 @@ def space_marks(**parts):
 def identity_with_sample(fields, name="other"):
     tokenizer = Tokenizer.from_str(json.dumps(fields))
     return TokenizerIdentity.from_tokenizer_json(
-        json.dumps(fields), name, sample_of(tokenizer, json.dumps(fields))
+        json.dumps(fields), name, tokenizer_digest(tokenizer, json.dumps(fields))
     )
 
 

@@ -44,7 +44,7 @@ def test_ways_take_turns_until_the_range_is_narrow(clock: Clock) -> None:
         way(clock, order, "plain", [2.0]), way(clock, order, "drafted", [1.0, 1.05])
     )
     assert order == 2 * ["plain", "drafted", "drafted", "plain"]
-    speedup = Speedup.of(plain, drafted)
+    speedup = Speedup.from_runs(plain, drafted)
     assert (speedup.median, speedup.pairs, speedup.is_certain) == (
         pytest.approx(2.0 / 1.025),
         4,
@@ -59,7 +59,7 @@ def test_the_time_is_looked_at_after_each_pair(clock: Clock) -> None:
         way(clock, order, "plain", [100.0]), way(clock, order, "drafted", [40.0])
     )
     assert order == ["plain", "drafted"]
-    said = str(Speedup.of(plain, drafted))
+    said = str(Speedup.from_runs(plain, drafted))
     assert said == "faster, 2.50 times as fast in 1 pair of runs; how much is uncertain"
 
 
@@ -67,7 +67,7 @@ def test_a_busy_machine_gets_no_verdict_after_a_bounded_time(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparison, "MAX_SECONDS", 60.0)
-    speedup = Speedup.of(
+    speedup = Speedup.from_runs(
         *in_turns(way(clock, [], "plain", [1.0, 4.0, 2.0]), way(clock, [], "drafted", [1.0, 3.0]))
     )
     assert 60 <= clock.now < 75
@@ -102,24 +102,26 @@ def test_a_busy_machine_gets_no_verdict_after_a_bounded_time(
 def test_what_is_certain_is_said_where_the_figure_is_not(
     slow: list[float], fast: list[float], said: str
 ) -> None:
-    assert str(Speedup.of(slow, fast)) == said
+    assert str(Speedup.from_runs(slow, fast)) == said
 
 
 def test_a_few_disturbed_runs_do_not_hide_a_clear_result() -> None:
     slow, fast = [2.0] * 20, [1.0] * 20
     slow[3] = slow[11] = fast[7] = 9.0
-    speedup = Speedup.of(slow, fast)
+    speedup = Speedup.from_runs(slow, fast)
     assert speedup.is_certain
     assert (speedup.median, speedup.low, speedup.high) == (2.0, 2.0, 2.0)
 
 
 def test_the_verdict_has_the_figures_beside_it() -> None:
-    runs = Speedup.of([2.0, 2.1], [1.0, 1.0])
+    runs = Speedup.from_runs([2.0, 2.1], [1.0, 1.0])
     said = str(Comparison(runs, True, 100, 2.05, 1.0, 16, 2.5))
     assert (
         "at 48.8 tokens a second, drafts at 100.0: 2.05 times as fast (2.00 to 2.10 in 2 pairs of"
         " runs)" in said
     )
     assert "M " not in said, "the text has one M"
-    disturbed = str(Comparison(Speedup.of([2.0, 3.1], [1.0, 1.0]), True, 100, 2.05, 1.0, 16, 2.5))
+    disturbed = str(
+        Comparison(Speedup.from_runs([2.0, 3.1], [1.0, 1.0]), True, 100, 2.05, 1.0, 16, 2.5)
+    )
     assert disturbed.endswith("; how much is uncertain; on an idle machine, M is up to 2.50")

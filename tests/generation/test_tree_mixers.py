@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from transformers import DynamicCache
 
 from rest_store.bench.baselines import merge_paths
@@ -17,13 +18,21 @@ from rest_store.generation.prefill import PrefilledPrompt, prefill
 from rest_store.generation.seam import name_of_cache
 from rest_store.generation.state_trees import StateTreeVerifier
 from rest_store.generation.tree_mixers import PassTree, TreeMixers
-from rest_store.generation.verify import verifier_of
+from rest_store.generation.verify import make_verifier
 from tests.generation.test_recurrent import CORE, OTHERS, model_of
 from tests.shared.tiny import VOCABULARY, prompts, right
 
 TREES = [name for name in (*CORE, *OTHERS) if name != "kimi_linear"]
 # Branches at the root and below, of different depths, one deeper than a convolution's state.
 PATHS = [[5, 6, 7, 8, 9, 10], [5, 6, 11], [12], [12, 13, 14], [5, 15]]
+
+
+def tree_model_of(family: str) -> Any:
+    """A model whose layers read trees, or a skipped test."""
+    is_old = Version(transformers.__version__) < Version("5.23")
+    if family == "nemotron_h" and is_old:
+        pytest.skip("its cache has states for layers without any, so its drafts are chains")
+    return model_of(family)
 
 
 def read(model: Any, tokens: torch.Tensor) -> PrefilledPrompt:
@@ -46,10 +55,10 @@ def decoded(model: Any, prompt: torch.Tensor, path: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("family", TREES)
 @torch.no_grad()
 def test_each_node_and_what_follows_an_accepted_path_are_as_decoded(family: str) -> None:
-    model = model_of(family)
+    model = tree_model_of(family)
     prompt = prompts(1, 9)["input_ids"]
     tree, last = merge_paths(PATHS), 3
-    verifier = verifier_of(model, read(model, prompt), 1 + len(tree))
+    verifier = make_verifier(model, read(model, prompt), 1 + len(tree))
     assert isinstance(verifier, StateTreeVerifier)
     logits = verifier.run([last], [tree], 1 + len(tree))[0]
     spread = float(logits.std())
@@ -77,7 +86,7 @@ def test_rows_accept_different_paths_and_rows_that_ended_stay() -> None:
     model = model_of("qwen3_5_text")
     prompt = prompts(3, 9, padded=False)["input_ids"]
     empty, tree = merge_paths([]), merge_paths(PATHS)
-    verifier = verifier_of(model, read(model, prompt), 1 + len(tree))
+    verifier = make_verifier(model, read(model, prompt), 1 + len(tree))
     verifier.run([3, 4, None], [tree, right([5, 6], None, 8), empty], 1 + len(tree))  # type: ignore[arg-type]
     texts_of_nodes: list[list[int]] = [[]]
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
@@ -99,7 +108,7 @@ def test_rows_accept_different_paths_and_rows_that_ended_stay() -> None:
 
 def test_a_tree_knows_what_each_node_continues() -> None:
     tree = TokenTree([5, 6, 7], [-1, 0, -1], [1, 1, 1])
-    read_by = PassTree.of([tree, merge_paths([])], 4, 3, torch.device("cpu"))
+    read_by = PassTree.from_trees([tree, merge_paths([])], 4, 3, torch.device("cpu"))
     assert read_by.lineage[0].tolist() == [[0, -1, -2], [1, 0, -1], [2, 1, 0], [3, 0, -1]]
     assert read_by.sees[0].int().tolist() == [
         [1, 0, 0, 0],
@@ -112,15 +121,15 @@ def test_a_tree_knows_what_each_node_continues() -> None:
 
 def mixers_of(model: Any) -> TreeMixers | None:
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    return TreeMixers.of(model, layers_with_states(cache))
+    return TreeMixers.from_model(model, layers_with_states(cache))
 
 
 @torch.no_grad()
 def test_mixers_have_their_own_forward_after_a_pass_also_after_an_error() -> None:
-    model = model_of("nemotron_h")
+    model = tree_model_of("nemotron_h")
     mixers = mixers_of(model)
     assert mixers is not None
-    tree = PassTree.of([merge_paths(PATHS)], 12, 4, torch.device("cpu"))
+    tree = PassTree.from_trees([merge_paths(PATHS)], 12, 4, torch.device("cpu"))
 
     def fail() -> None:
         with mixers.reading(tree):
@@ -155,7 +164,7 @@ def test_models_of_unknown_classes_verify_chains() -> None:
     prompt = torch.full((1, 5), VOCABULARY - 1)
     model.__class__ = OwnLfm2
     try:
-        verifier = verifier_of(model, read(model, prompt), 4)
+        verifier = make_verifier(model, read(model, prompt), 4)
     finally:
         model.__class__ = transformers.Lfm2ForCausalLM
     verifier.close()

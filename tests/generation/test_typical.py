@@ -20,7 +20,7 @@ from rest_store.bench.baselines import merge_paths
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ArgumentError, NotSupportedError
 from rest_store.generation import typical
-from rest_store.generation.rows import rows_of
+from rest_store.generation.rows import make_rows
 from rest_store.generation.typical import typical_path
 from tests.shared.strategies import refused
 from tests.shared.tiny import Drafted, SameTree, prompts, tiny_model
@@ -34,7 +34,7 @@ def path(
     """The accepted path of `tree` behind a row of the token 0."""
     edges = enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
     children = {edge: node for node, edge in edges}
-    (row,) = rows_of(torch.tensor([[0]]), LogitsProcessorList(processors), sample=True)
+    (row,) = make_rows(torch.tensor([[0]]), LogitsProcessorList(processors), sample=True)
     return typical_path(children, row, logits, lambda token: token in ends)
 
 
