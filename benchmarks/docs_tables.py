@@ -629,6 +629,24 @@ def attacked_memory() -> str:
     )
 
 
+def compaction() -> str:
+    """M of an agent's runs whose prompts have lost their middle."""
+    shown = {"as recorded": "compaction_agents", "joined to 60,000 tokens": "compaction_joined"}
+    contexts = ("whole", "compacted", "compacted, with an archive")
+    table_rows = []
+    for label, name in shown.items():
+        known = results(name)["known"]
+        for memory, remembered in (("none", "nothing"), ("earlier runs", "earlier_all.jsonl")):
+            means = [
+                find(known, context=context, remembered=remembered)["M"] for context in contexts
+            ]
+            changes = [f"{digits(mean)} ({mean / means[0] - 1:+.1%})" for mean in means[1:]]
+            table_rows.append([label, memory, digits(means[0]), *changes])
+    return markdown(
+        ["runs", "memory", "whole prompts", "compacted", "compacted, with an archive"], table_rows
+    )
+
+
 def references() -> str:
     """M on an agent's traces with earlier outputs of the same task as references."""
     known = results("remember_agents_chats")["known"]
@@ -878,6 +896,7 @@ TABLES: dict[str, Callable[[], str]] = {
         rollouts_replayed,
         few_nodes,
         agents,
+        compaction,
         references,
         other_texts_in_memory,
         peers,
