@@ -475,6 +475,22 @@ def modelled_speed() -> str:
     return markdown(header, table_rows)
 
 
+def batches() -> str:
+    """Modelled speed of a batch by the choice of its draft tokens."""
+    rows = results("batches_llama31_8b")["rows"]
+    sizes = sorted({row["batch"] for row in rows})
+    table_rows = []
+    for label, padded in (("padded to the longest draft", True), ("not padded", False)):
+        for choice in ("2 nodes", "4 nodes", "8 nodes", "alone", "together"):
+            cells = [
+                digits(find(rows, batch=size, padded=padded, choice=choice)["modelled_speed"])
+                for size in sizes
+            ]
+            name = f"{choice} each" if choice.endswith("nodes") else choice
+            table_rows.append([label, name, *cells])
+    return markdown(["rows", "draft tokens", *(f"{size} rows" for size in sizes)], table_rows)
+
+
 def rollouts() -> str:
     """Tokens per pass and processor time of each epoch of a training run that samples."""
     runs = results("rollouts")
@@ -610,6 +626,24 @@ def attacked_memory() -> str:
             "tokens read of one tenant alone",
         ],
         table_rows,
+    )
+
+
+def compaction() -> str:
+    """M of an agent's runs whose prompts have lost their middle."""
+    shown = {"as recorded": "compaction_agents", "joined to 60,000 tokens": "compaction_joined"}
+    contexts = ("whole", "compacted", "compacted, with an archive")
+    table_rows = []
+    for label, name in shown.items():
+        known = results(name)["known"]
+        for memory, remembered in (("none", "nothing"), ("earlier runs", "earlier_all.jsonl")):
+            means = [
+                find(known, context=context, remembered=remembered)["M"] for context in contexts
+            ]
+            changes = [f"{digits(mean)} ({mean / means[0] - 1:+.1%})" for mean in means[1:]]
+            table_rows.append([label, memory, digits(means[0]), *changes])
+    return markdown(
+        ["runs", "memory", "whole prompts", "compacted", "compacted, with an archive"], table_rows
     )
 
 
@@ -857,10 +891,12 @@ TABLES: dict[str, Callable[[], str]] = {
         service,
         service_at_once,
         modelled_speed,
+        batches,
         rollouts,
         rollouts_replayed,
         few_nodes,
         agents,
+        compaction,
         references,
         other_texts_in_memory,
         peers,

@@ -112,8 +112,16 @@ def seekable(head: bytes, content: BinaryIO, where: str) -> Iterator[BinaryIO]:
     Raises:
         CorpusFormatError: it is damaged.
     """
-    with tempfile.SpooledTemporaryFile(_HELD_BYTES) as file:
-        file.write(head)
+    held = bytearray(head)
+    with archive_errors(where):
+        while len(held) <= _HELD_BYTES and (data := content.read(_CHUNK)):
+            held += data
+    if len(held) <= _HELD_BYTES:
+        yield io.BytesIO(held)
+        return
+    # `SpooledTemporaryFile` is no `IOBase` before Python 3.11.
+    with tempfile.TemporaryFile() as file:
+        file.write(held)
         with archive_errors(where):
             while data := content.read(_CHUNK):
                 file.write(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
@@ -91,6 +92,36 @@ def accept_all(
         for arguments in zip(tokens, top_k, node_top_k, strict=True)
     ]
     accept_step("accept_all", sources, accepted)
+
+
+def batch_width(trees: Sequence[TokenTree], costs: npt.NDArray[np.float64]) -> int:
+    """Return how many nodes each tree of a batch may have for most tokens per second.
+
+    All rows of the batch take the time of the longest one, so they share one width: a tree that
+    chose its size by itself would make all others pay for it, or leave places that are free.
+
+    Args:
+        trees: of sessions, with scores, not cut by costs.
+        costs: float64[n + 1], the time of a step whose widest tree has 0, 1, .. n nodes.
+    """
+    most = costs.size - 1
+    expected = np.zeros(1 + most)  # tokens that the n-th nodes of all trees bring
+    expected[0] = len(trees)
+    for tree in trees:
+        if tree.scores is not None:
+            scores = np.sort(tree.scores.astype(np.float64))[::-1][:most]
+            expected[1 : 1 + scores.size] += scores
+    return int(np.argmax(expected.cumsum() / costs))
+
+
+def best_nodes(tree: TokenTree, count: int) -> npt.NDArray[np.intp]:
+    """Return the `count` nodes of a session's tree with the greatest scores, ascending.
+
+    They are all nodes if there are no more. Each node's parent is among them.
+    """
+    if count >= len(tree) or tree.scores is None:
+        return np.arange(len(tree))
+    return np.sort(np.argsort(-tree.scores, kind="stable")[:count])
 
 
 def _require_one_for_each(where: str, what: str, values: Sequence[object], count: int) -> None:

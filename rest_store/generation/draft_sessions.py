@@ -8,13 +8,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.batch import draft_all
+from rest_store.drafting.batch import batch_width, best_nodes, draft_all
 from rest_store.drafting.draft_options import TOP_K, TopK
 from rest_store.drafting.merge import subtree
 from rest_store.drafting.session import DraftSession
@@ -36,6 +36,21 @@ EMPTY = TokenTree([], [], [], scores=[], origins=[])
 _LONG_ABSENCE = 3  # steps after which a source that is still absent at the end is reported
 _MAX_REASONS = 4
 _MAX_REASON_LENGTH = 200
+
+
+class _Drafted(NamedTuple):
+    """The latest tree of a session.
+
+    Attributes:
+        size: its nodes, as the session made it.
+        nodes: ascending indices of those that can be verified.
+    """
+
+    size: int
+    nodes: npt.NDArray[np.intp]
+
+
+_NOTHING = _Drafted(0, np.arange(0))
 
 
 class DraftSessions:
@@ -65,8 +80,8 @@ class DraftSessions:
         self.waited = 0.0
         self._vocabulary_size = vocabulary_size
         self._sessions: list[DraftSession | None] = [None] * len(prompts)
-        # Nodes of the latest tree of each session, as it made it.
-        self._drafted = [0] * len(prompts)
+        # Of each row, the latest tree.
+        self._drafted = [_NOTHING] * len(prompts)
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
         make = options.session_factory(
             len(prompts), lambda error: self._count_failure(f"references: {error_text(error)}")
@@ -97,7 +112,7 @@ class DraftSessions:
         """Return a tree for each row that can be verified, empty if there is none.
 
         Arguments as in `draft_all`, but for `depths`: how many tokens of each row can be accepted;
-        0: it has ended.
+        0: it has ended. The `costs` of a batch are those of its widest tree (`batch_width`).
         """
         sessions: dict[int, DraftSession] = {}
         for row, session in enumerate(self._sessions):
@@ -106,23 +121,34 @@ class DraftSessions:
         trees = [EMPTY] * len(depths)
         self.counts.asked += len(sessions)
         self.waited = 0.0
+        is_batch = costs is not None and len(sessions) > 1
+        own_costs = None if is_batch else costs
         try:
             session_trees = draft_all(
-                [*sessions.values()], max_nodes, costs, shape=shape, services=services
+                [*sessions.values()], max_nodes, own_costs, shape=shape, services=services
             )
         except Exception as error:
             for row in sessions:
                 self._fail(row, f"draft: {error_text(error)}")
             return trees
         self.waited = max((session.statistics.waited for session in sessions.values()), default=0.0)
+        whole: dict[int, TokenTree] = {}
         for row, tree in zip(sessions, session_trees, strict=True):
-            self._drafted[row] = len(tree)
             # Nothing of it is verified; the session goes on.
             if wrong := self._fault(tree, max_nodes):
+                self._drafted[row] = _Drafted(len(tree), np.arange(0))
                 self._count_failure(f"draft: {wrong}")
                 continue
-            self.counts.empty += not len(tree)
-            trees[row] = pruned(tree if shape == "tree" else likeliest_path(tree), depths[row])
+            whole[row] = tree
+        width = max_nodes
+        if costs is not None and is_batch:
+            width = batch_width([*whole.values()], costs[: 1 + max_nodes])
+        for row, tree in whole.items():
+            nodes = best_nodes(tree, width) if shape == "tree" else likeliest_nodes(tree)[:width]
+            nodes = nodes[tree.depths[nodes] <= depths[row]]
+            self._drafted[row] = _Drafted(len(tree), nodes)
+            self.counts.empty += not nodes.size
+            trees[row] = tree if nodes.size == len(tree) else subtree(tree, nodes)
         return trees
 
     def _fault(self, tree: TokenTree, max_nodes: int) -> str:
@@ -160,7 +186,7 @@ class DraftSessions:
                 continue
             try:
                 session.accept(tokens, **self._top_k(top_tokens, row, piece))
-                self._drafted[row] = 0
+                self._drafted[row] = _NOTHING
             except Exception as error:  # it no longer knows the context
                 self._fail(row, f"accept: {error_text(error)}")
 
@@ -207,31 +233,28 @@ class DraftSessions:
             return {"top_k": likely}
         top = top_tokens.indices[row]
         path = piece.paths[row]
-        nodes = len(piece.trees[row])
         likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
-        # Also where there is no tree: the row of the context is known.
-        is_whole = nodes == self._drafted[row]
-        return {"top_k": likely, "node_top_k": top[: 1 + nodes] if is_whole else None}
+        # A chain that was shortened has its first nodes.
+        drafted = self._drafted[row]
+        nodes = drafted.nodes[: len(piece.trees[row])]
+        of_nodes = np.full((1 + drafted.size, top.shape[1]), -1, np.int32)
+        of_nodes[0] = top[0]  # also where there is no tree
+        of_nodes[1 + nodes] = top[1 : 1 + nodes.size]
+        return {"top_k": likely, "node_top_k": of_nodes}
 
 
-def pruned(tree: TokenTree, max_depth: int) -> TokenTree:
-    """Return the subtree of `tree` that is at most `max_depth` deep."""
-    nodes = np.flatnonzero(tree.depths <= max_depth)
-    return tree if nodes.size == len(tree) else subtree(tree, nodes)
-
-
-def likeliest_path(tree: TokenTree) -> TokenTree:
-    """Return the likeliest path of `tree`.
+def likeliest_nodes(tree: TokenTree) -> npt.NDArray[np.intp]:
+    """Return the nodes of the likeliest path of `tree`.
 
     A member of somebody else's may branch where a chain was requested.
     """
     if tree.parents.tolist() == list(range(-1, len(tree) - 1)):
-        return tree
+        return np.arange(len(tree))
     scores = np.zeros(len(tree)) if tree.scores is None else tree.scores
     path: list[int] = []
     while children := np.flatnonzero(tree.parents == (path[-1] if path else -1)).tolist():
         path.append(max(children, key=scores.__getitem__))
-    return subtree(tree, np.array(path))
+    return np.array(path, np.intp)
 
 
 def shortened(chain: TokenTree, nodes: int) -> TokenTree:

@@ -10,6 +10,8 @@ from rest_store.live.namespace import Namespace
 
 RECORD_NAME = "remembered.sqlite"  # the file in its directory that names the files it holds
 WRITTEN, READ, FILES, HISTORY = NAMESPACES = ("written", "read", "files", "history")
+# Texts that a model read are no source: beside its answers they cost 0.6 to 0.9% of M.
+_SOURCES = (WRITTEN, FILES, HISTORY)
 
 
 def sources_of(store: Store) -> dict[str, Store]:
@@ -19,12 +21,13 @@ def sources_of(store: Store) -> dict[str, Store]:
         store: an opened datastore.
 
     Returns:
-        By the names of namespaces: those of an agent's memory that hold text now, and the default
-        one, "", if it holds text or may be written to. Any other datastore is one source.
+        By the names of namespaces: those of an agent's memory that hold text now, without what was
+        read, and the default one, "", if it holds text or may be written to. Any other datastore is
+        one source.
     """
     if not isinstance(store, Namespace) or not (store.path / RECORD_NAME).is_file():
         return {"": store}
-    kinds = {name: Namespace(store.backend, name) for name in NAMESPACES}
+    kinds = {name: Namespace(store.backend, name) for name in _SOURCES}
     sources: dict[str, Store] = {name: kind for name, kind in kinds.items() if kind.token_count}
     if store.token_count or not store.backend.read_only or not sources:
         sources[""] = store

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from build_index.documents import Document
+from build_index.readers import containers
 from rest_store.errors import CorpusFormatError
 from tests.shared.corpora import compressed, documents_of, read_corpus, write_files
 
@@ -79,7 +80,10 @@ def archive(request, tmp_path):
     return write
 
 
-def test_the_files_of_an_archive_are_documents(archive):
+@pytest.mark.parametrize("held_bytes", [8 << 20, 16])
+def test_the_files_of_an_archive_are_documents(archive, monkeypatch, held_bytes):
+    """A large file in an archive is written to disk, a small one is held in memory."""
+    monkeypatch.setattr(containers, "_HELD_BYTES", held_bytes)
     path = archive(FILES)
     corpus, documents = read_corpus(path)
     assert [document.text for document in documents] == TEXTS

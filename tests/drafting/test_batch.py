@@ -5,13 +5,17 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_store import accept_all, draft_all
 from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.batch import batch_width, best_nodes
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.merge import subtree
 from rest_store.drafting.session import DraftSession, SessionStatistics
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ArgumentError, ContextTypeError, QueryError, SessionClosedError
@@ -146,3 +150,31 @@ def test_datastores_that_change_or_close_are_seen_by_every_session(
         assert all(
             session.statistics.dropped == {(str(store.path), "error"): 1} for session in sessions
         )
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_a_batch_has_the_width_of_most_tokens_per_second(data: st.DataObject) -> None:
+    trees = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        parents = [
+            data.draw(st.integers(-1, node - 1)) for node in range(data.draw(st.integers(0, 8)))
+        ]
+        scores: list[float] = []
+        for parent in parents:
+            above = scores[parent] if parent >= 0 else 1.0
+            scores.append(above * data.draw(st.sampled_from([0.0, 0.3, 0.9, 1.0])))
+        size = len(parents)
+        trees.append(TokenTree([*range(size)], parents, [1] * size, scores=scores))
+    most = data.draw(st.integers(0, 9))
+    costs = np.cumsum([data.draw(st.sampled_from([0.05, 0.5, 2.0])) for _ in range(1 + most)])
+    speeds = []
+    for width in range(1 + most):
+        cut = [subtree(tree, best_nodes(tree, width)) for tree in trees]
+        assert all(len(tree) <= width for tree in cut)
+        tokens = float(len(cut))
+        for tree in cut:
+            assert tree.scores is not None
+            tokens += float(tree.scores.sum())
+        speeds.append(tokens / costs[width])
+    assert speeds[batch_width(trees, costs)] == pytest.approx(max(speeds))

@@ -7,6 +7,8 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -15,12 +17,13 @@ from rest_store.bench.baselines import merge_paths
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.batch import draft_all
 from rest_store.drafting.draft_policy import DraftPolicy
+from rest_store.drafting.merge import subtree
 from rest_store.drafting.session_sources import SessionSources
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import DraftingWarning
 from rest_store.generation import draft_sessions
 from rest_store.generation.cache import TreeKVCache
-from rest_store.generation.draft_sessions import EMPTY, likeliest_path, pruned, shortened
+from rest_store.generation.draft_sessions import EMPTY, likeliest_nodes, shortened
 from rest_store.generation.generator import Generator
 from rest_store.generation.loop import Generation
 from tests.shared.tiny import VOCABULARY, Drafted, drafted, prompts, right, tiny_model
@@ -177,15 +180,56 @@ def test_references_may_be_read_once() -> None:
     assert outputs[0].statistics.forward_passes < len(plain[0]) / 2
 
 
-def test_a_draft_is_cut_to_the_depth_that_can_be_accepted() -> None:
-    tree = merge_paths([[1, 2, 3], [1, 4], [5, 6, 7]])
-    assert pruned(tree, 5) is tree
-    assert pruned(tree, 2) == merge_paths([[1, 2], [1, 4], [5, 6]])
-    assert len(pruned(tree, 0)) == len(pruned(tree, -1)) == 0
-    scored = pruned(
-        TokenTree([1, 2, 3], [-1, 0, -1], [1] * 3, origins=[1, 2, 3], scores=[0.5, 0.25, 1.0]), 1
+def cut(
+    monkeypatch: pytest.MonkeyPatch,
+    trees: list[TokenTree],
+    depths: list[int],
+    costs: npt.NDArray[np.float64] | None = None,
+) -> list[TokenTree]:
+    """Return the trees of rows whose sessions draft `trees`."""
+    drafting = Mock(side_effect=lambda asked, *_, **__: trees[: len(asked)])
+    monkeypatch.setattr(draft_sessions, "draft_all", drafting)
+    options = Mock()
+    options.session_factory.return_value = lambda row, prompt: Mock(statistics=Mock(waited=0.0))
+    sessions = draft_sessions.DraftSessions(options, [[1]] * len(trees), 100)
+    return sessions.draft(depths, 16, costs)
+
+
+def test_a_draft_is_cut_to_the_depth_that_can_be_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = TokenTree(
+        [1, 2, 3, 4, 5],
+        [-1, 0, 1, 0, -1],
+        [1] * 5,
+        scores=[0.5, 0.25, 0.2, 0.2, 0.1],
+        origins=[1, 2, 3, 4, 5],
     )
-    assert (scored.origins.tolist(), scored.scores.tolist()) == ([1, 3], [0.5, 1.0])  # type: ignore[union-attr]
+    assert cut(monkeypatch, [tree], [5]) == [tree]
+    [cut_tree] = cut(monkeypatch, [tree], [2])
+    assert cut_tree == subtree(tree, np.array([0, 1, 3, 4]))
+    assert [len(tree) for tree in cut(monkeypatch, [tree] * 3, [0, 1, 3])] == [0, 2, 5]
+
+
+def test_rows_of_a_batch_share_the_width_that_they_pay_for_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step takes the time of the widest row, so other rows use its places, too."""
+
+    def chain(scores: list[float]) -> TokenTree:
+        size = len(scores)
+        parents = range(-1, size - 1)
+        return TokenTree(range(size), parents, [1] * size, scores=scores, origins=[1] * size)
+
+    sure = chain([0.9, 0.8, 0.7, 0.6])
+    doubtful = chain([0.3, 0.2, 0.1])
+    costs = 1 + 0.35 * np.arange(17)
+
+    def sizes(trees: list[TokenTree]) -> list[int]:
+        return [len(tree) for tree in cut(monkeypatch, trees, [20] * len(trees), costs)]
+
+    assert sizes([sure, sure]) == [4, 4]
+    assert sizes([sure, doubtful]) == [2, 2], "four nodes of one row would cost both rows"
+    assert sizes([sure, sure, sure, doubtful]) == [3, 3, 3, 3], "the places of all are free"
+    assert sizes([doubtful, doubtful]) == [0, 0]
 
 
 def test_likely_tokens_are_learnt_from_passes_without_drafts() -> None:
@@ -218,12 +262,11 @@ def test_a_tree_is_cut_to_its_likeliest_path_where_a_chain_is_asked_for() -> Non
         scores=[0.3, 0.6, 0.1, 0.5, 0.2],
         origins=[1] * 5,
     )
-    chain = likeliest_path(tree)
+    assert likeliest_nodes(tree).tolist() == [1, 3]
+    chain = subtree(tree, likeliest_nodes(tree))
     assert (chain.tokens.tolist(), chain.parents.tolist()) == ([6, 8], [-1, 0])
-    assert chain.scores is not None
-    assert chain.scores.tolist() == pytest.approx([0.6, 0.5])
-    assert likeliest_path(chain) is chain
-    assert likeliest_path(EMPTY) is EMPTY
+    assert likeliest_nodes(chain).tolist() == [0, 1]
+    assert likeliest_nodes(EMPTY).tolist() == []
     assert shortened(chain, 1).tokens.tolist() == [6]
     assert shortened(chain, 2) is chain
     assert len(shortened(chain, 0)) == 0

@@ -21,6 +21,7 @@ def directory(tmp_path: Path) -> Path:
     directory = tmp_path / "memory"
     with LiveDatastore.open(directory, tokenizer=identity(VOCABULARY)) as live:
         live.namespace("written").add([[1, 2, 3]])
+        live.namespace("read").add([[4, 5, 6]])
         live.namespace("files").add([[4, 5, 6, 7]])
         live.namespace("someone").add([[8, 9]])
     return directory
@@ -33,7 +34,7 @@ def memory(directory: Path) -> Iterator[LiveDatastore]:
         yield live
 
 
-def test_the_kinds_that_hold_text_are_sources(memory: LiveDatastore) -> None:
+def test_the_kinds_that_hold_text_but_not_what_was_read_are_sources(memory: LiveDatastore) -> None:
     sources = sources_of(memory)
     assert list(sources) == ["written", "files"]
     assert [source.token_count for source in sources.values()] == [3, 4]

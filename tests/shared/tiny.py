@@ -18,7 +18,8 @@ from rest_store.bench.baselines import merge_paths
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
-from rest_store.generation.draft_sessions import EMPTY, likeliest_path
+from rest_store.drafting.merge import subtree
+from rest_store.generation.draft_sessions import EMPTY, likeliest_nodes
 from tests.shared.models import CHATML, byte_level_bpe
 
 torch.set_num_threads(1)  # for models as small as these threads only wait for each other
@@ -194,7 +195,7 @@ class _Member:
             costs=self.limits.costs if len(self.limits.costs) else None,
         )
         if self.limits.is_chain:
-            tree = likeliest_path(tree)
+            tree = subtree(tree, likeliest_nodes(tree))
         size = len(tree)
         return TokenTree(
             tree.tokens, tree.parents, tree.counts, scores=[1.0] * size, origins=[1] * size
