@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,8 @@ def main(
 ) -> None:
     """Measure tokens a second of an engine, by method and rows."""
     engine = engine or _installed()
+    # vLLM's build for CPUs has another name.
+    distribution = metadata.packages_distributions()[engine][0]
     end = time.monotonic() + 60 * minutes
     work: dict[str, Any] = {
         "engine": engine,
@@ -135,7 +138,7 @@ def main(
         out,
         "engines",
         click.get_current_context().params,
-        ("numpy", "torch", engine),
+        ("numpy", "torch", distribution),
         {"engine": engine, "prompts": asked, "repeated": asked - known, "rows": table_rows},
     )
 
