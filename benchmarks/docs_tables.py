@@ -922,6 +922,8 @@ TABLES: dict[str, Callable[[], str]] = {
         rollouts_replayed,
         few_nodes,
         agents,
+        shared_memory,
+        attacked_memory,
         compaction,
         references,
         other_texts_in_memory,

@@ -16,10 +16,9 @@
 
 namespace rest_store {
 
-constexpr std::size_t kWindow = 64;  // last tokens of a context that sources read
-constexpr float kMinScore = 1e-9F;   // of a node
-constexpr std::size_t kMaxSuffixTail =
-    48;  // of the context that stores are asked for; below the root, the path is added
+constexpr std::size_t kWindow = 64;         // last tokens of a context that sources read
+constexpr float kMinScore = 1e-9F;          // of a node
+constexpr std::size_t kMaxSuffixTail = 32;  // of the context that stores are asked for at the root
 constexpr std::uint32_t kMaxTreeDepth = 48;
 constexpr float kMinChainScore = 0.005F;  // of a node whose continuation is looked for in a chain
 constexpr std::size_t kSmallTree =
@@ -148,16 +147,21 @@ class TreeBuilder {
     SourceEvidence& sources = source_evidence_[expansions_];
     sources.stores.resize(stores_.size());
     sources.live.resize(stores_.size());
-    const std::size_t depth = next_ == kContext ? 0 : node_at(next_).depth;
     const SourceEvidence* above =
         next_ == kContext
             ? nullptr
             : &source_evidence_[static_cast<std::size_t>(expansion_of(node_at(next_).parent))];
-    const std::span<const Token> suffix = tail.last(std::min(tail.size(), kMaxSuffixTail + depth));
     for (std::size_t i = 0; i < stores_.size(); ++i) {
       sources.live[i] = stores_[i]->live() && (records_ || !trees_.live.empty());
+      const Evidence* of_parent = above == nullptr ? nullptr : &above->stores[i];
+      std::size_t longest = kMaxSuffixTail;
+      if (of_parent != nullptr) {
+        // No match is longer than the parent's and one more token.
+        const BackoffLevel* level = of_parent->longest();
+        longest = std::max<std::size_t>(level == nullptr ? 0 : level->length + 1, kShort);
+      }
       requests.push_back(
-          {stores_[i], above == nullptr ? nullptr : &above->stores[i], suffix, &sources.stores[i]});
+          {stores_[i], of_parent, tail.last(std::min(tail.size(), longest)), &sources.stores[i]});
     }
   }
 
