@@ -298,30 +298,55 @@ def draft_time() -> str:
 
 def lag() -> str:
     """M where vLLM schedules a step before it knows the text of the one before."""
-    runs = [results("lag_traces")["rows"], results("lag_llama31_8b")["rows"]]
-    ways = {
-        "vLLM's n-gram lookup": "n-grams alone",
-        "a step ahead, a chain of 2 K + 1": "ahead, a chain",
-        "waiting for the text, a chain of K": "waiting",
-    }
+    agents = results("lag_agents")["rows"]
+    llama = results("lag_llama31_8b")["rows"]
+    histories = list(dict.fromkeys(row["knows"] for row in agents))
+    columns = [[row for row in agents if row["knows"] == history] for history in histories]
+    columns.append(llama)
     table_rows = []
-    for label, way in ways.items():
-        means = []
-        nodes: list[str] = []
-        for run in runs:
-            chosen = [row for row in run if row["set"] == "all" and row["way"] == way]
-            means += [digits(row["M"]) for row in chosen]
-            nodes = nodes or [f"{row['nodes']:.0f}" for row in chosen]
-        lengths = "" if way == "n-grams alone" else " / ".join(nodes)
-        table_rows.append([label, *means, lengths])
+    for way, nodes, looks_up in (
+        ("waiting", 0, True),
+        ("ahead", 512, True),
+        ("ahead", 192, True),
+        ("ahead", 512, False),
+        ("ahead", 192, False),
+    ):
+        label = "waiting for the text" if way == "waiting" else f"ahead, {nodes} nodes"
+        if not looks_up:
+            label += ", the foreseen outcomes alone"
+        cells = []
+        for column in columns:
+            by_way = {(row["nodes"], row["device looks up"]): row["M"] for row in column}
+            mean = by_way.get((nodes, looks_up))
+            share = f" ({mean / by_way[0, True]:.0%})" if mean and nodes else ""
+            cells.append("" if mean is None else digits(mean) + share)
+        if any(cells):
+            table_rows.append([label, *cells])
     header = [
-        "drafting",
-        "SmolLM2-135M, `STDLIB`, K = 4",
-        "K = 8",
-        "Llama-3.1-8B, no datastore, K = 4",
-        "K = 8",
-        "tokens looked up, K = 4 / 8",
+        "drafts, M",
+        "agents, nothing known",
+        "other tasks",
+        "the same tasks, too",
+        "Llama-3.1-8B, nothing known",
     ]
+    return markdown(header, table_rows)
+
+
+def lag_times() -> str:
+    """Times of lookups ahead, by the rows of a batch."""
+    table_rows = []
+    for row in results("lag_agents")["times"]:
+        ratio = row["us, ahead"] / row["us, waiting"]
+        table_rows.append(
+            [
+                str(row["rows"]),
+                str(row["nodes"]),
+                f"{row['us, ahead']:,.0f} us",
+                f"{row['us, waiting']:,.0f} us",
+                f"{ratio:.0f}",
+            ]
+        )
+    header = ["rows", "nodes of a row", "a row's lookup ahead", "a row's chain", "ratio"]
     return markdown(header, table_rows)
 
 
@@ -885,6 +910,7 @@ TABLES: dict[str, Callable[[], str]] = {
         again,
         draft_time,
         lag,
+        lag_times,
         live_times,
         additions,
         replicas,
@@ -896,6 +922,8 @@ TABLES: dict[str, Callable[[], str]] = {
         rollouts_replayed,
         few_nodes,
         agents,
+        shared_memory,
+        attacked_memory,
         compaction,
         references,
         other_texts_in_memory,

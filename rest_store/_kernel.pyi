@@ -180,9 +180,14 @@ class NativeSession:
 
     # For each step.
     def draft(
-        self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False
+        self,
+        max_nodes: int,
+        costs: npt.NDArray[np.float64],
+        is_chain: bool,
+        verified: Tokens,
+        length: int,
     ) -> ScoredColumns:
-        """Return the next draft; empty `costs`: it is not cut."""
+        """Return the next draft, for the columns of `DraftOptions`."""
 
     def forget(self) -> None:
         """Discard the latest tree, as if none had been drafted since the last `accept`."""
@@ -205,7 +210,9 @@ class NativeSession:
         """
 
 def draft_all(
-    sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, /
+    sessions: Sequence[NativeSession],
+    options: Sequence[tuple[int, npt.NDArray[np.float64], bool, Tokens, int]],
+    /,
 ) -> list[ScoredColumns]:
     """Return the next draft of each of different sessions, on all cores."""
 

@@ -74,10 +74,35 @@ class Head:
             scores: of the session's chain.
             tokens: the most tokens that the step verifies; None: all that the head drafts.
         """
-        expected_of_head = self._survival(bucket_of(scores))[:tokens].sum()
         verified = scores[:tokens]
-        expected_of_session = min(self._reliability * sum(verified), len(verified))
-        return bool(expected_of_session > expected_of_head)
+        first = np.array(scores[:1] or [0.0])
+        sums = np.array([sum(verified)])
+        sizes = np.array([len(verified)])
+        return bool(self.prefers_sessions(first, sums, sizes, tokens)[0])
+
+    def prefers_sessions(
+        self,
+        first: Floats,
+        sums: Floats,
+        sizes: npt.NDArray[np.integer],
+        tokens: int | None = None,
+    ) -> npt.NDArray[np.bool_]:
+        """Return `prefers_session` for many chains, bool[n].
+
+        Args:
+            first: float[n], the first score of each chain; 0: it is empty.
+            sums: float[n], the sum of its scores.
+            sizes: int[n], its tokens.
+            tokens: as there.
+        """
+        buckets = np.searchsorted(_BUCKETS, first, side="right")
+        of_head = np.array(
+            [self._survival(bucket)[:tokens].sum() for bucket in range(len(_BUCKETS) + 1)]
+        )
+        preferred: npt.NDArray[np.bool_] = (
+            np.minimum(self._reliability * sums, sizes) > of_head[buckets]
+        )
+        return preferred
 
     def learn_chain(
         self, scores: Sequence[float], accepted: int, *, is_of_head: bool, tried: int | None = None

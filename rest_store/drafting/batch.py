@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import IntSequence
-from rest_store.drafting.draft_options import Accepted, DraftOptions
+from rest_store.datastore.validation import IntSequence, check_int
+from rest_store.drafting.draft_options import Accepted, DraftOptions, parse_tokens
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.session_sources import SessionSources
 from rest_store.drafting.steps import accept_step, draft_step
 from rest_store.errors import ArgumentError, describe
+
+MAX_LENGTH = 48  # of a chain
 
 
 def draft_all(
@@ -50,6 +53,52 @@ def draft_all(
     numbers = max_nodes if isinstance(max_nodes, Sequence) else [max_nodes] * len(sessions)
     _require_one_for_each("draft_all", "max_nodes", numbers, len(sessions))
     options = [DraftOptions.from_arguments(number, costs, shape) for number in numbers]
+    drafted = draft_step(sources, options, services=services)
+    for session, own in zip(sessions, drafted, strict=True):
+        session.statistics.add_step(own)
+    return [own.tree for own in drafted]
+
+
+def look_ahead_all(
+    sessions: Sequence[DraftSession],
+    verified: Sequence[IntSequence],
+    max_nodes: int = 192,
+    *,
+    length: int,
+    services: bool = True,
+) -> list[TokenTree]:
+    """Return the next draft of each session for all outcomes of the draft that is verified now.
+
+    While the model verifies a draft, nobody knows how many of its tokens it will accept, nor the
+    bonus token after them. The tree has the verified draft, the likely tokens after each of its
+    tokens, and after each of those a chain: the draft for the text that ends there. The children of
+    a node come after it, the likeliest one at once, so that the chain after each node is
+    contiguous.
+
+    Args:
+        sessions: different ones, each as it was before its draft was verified.
+        verified: for each session: the draft, 1-D integers; may be empty.
+        max_nodes: most nodes of each tree, 0..1024; the likeliest outcomes have the longest chains.
+        length: the most tokens of the next draft, 1..48.
+        services: as in `DraftSession.draft`.
+
+    Raises:
+        ArgumentError: as `draft_all`; or `length` out of range.
+        ContextTypeError, QueryError: a draft is not 1-D integers of 0 .. 2^31 - 1.
+        SessionClosedError: a session is closed.
+
+    A node's score is the probability that the text continues with the path to it; the score of a
+    node of a chain divided by that of its outcome is the probability that it is accepted. Services
+    return chains, which do not know the verified draft.
+    """
+    sources = _sources_of("look_ahead_all", sessions)
+    _require_one_for_each("look_ahead_all", "verified drafts", verified, len(sessions))
+    nodes = check_int("max_nodes", max_nodes, MAX_NODES, minimum=0, where="look_ahead_all")
+    check_int("length", length, MAX_LENGTH, minimum=1, where="look_ahead_all")
+    options = [
+        DraftOptions(nodes, verified=parse_tokens("a verified draft", draft), length=length)
+        for draft in verified
+    ]
     drafted = draft_step(sources, options, services=services)
     for session, own in zip(sessions, drafted, strict=True):
         session.statistics.add_step(own)

@@ -13,6 +13,7 @@ from rest_store.datastore.validation import IntSequence, check_int
 from rest_store.errors import ArgumentError, ContextTypeError, QueryError, describe
 
 NO_COSTS = np.zeros(0)  # a draft without costs has the size that `max_nodes` says
+NO_TOKENS = np.zeros(0, np.int32)
 _LAST_TOKEN = 2**31 - 1
 
 TOP_K = 8  # most likely tokens that sessions read of a row
@@ -26,11 +27,23 @@ class DraftOptions(NamedTuple):
         max_nodes: most draft tokens, 0..1024.
         costs: those of `DraftSession.draft`, float64[n + 1]; empty: the draft is not cut.
         is_chain: whether it is to be a chain.
+        verified: of a lookahead: int32[n], the draft that is verified meanwhile.
+        length: of a lookahead: the most tokens of the next draft; 0: it is no lookahead.
     """
 
     max_nodes: int
     costs: npt.NDArray[np.float64] = NO_COSTS
     is_chain: bool = False
+    verified: npt.NDArray[np.int32] = NO_TOKENS
+    length: int = 0
+
+    @property
+    def of_members(self) -> DraftOptions:
+        """The options for sessions in other processes, which make no lookaheads but chains."""
+        if not self.length:
+            return self
+        size = self.verified.size + 1 + self.length
+        return DraftOptions(min(size, self.max_nodes), is_chain=True)
 
     @classmethod
     def from_arguments(

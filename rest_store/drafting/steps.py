@@ -116,6 +116,5 @@ def _kernel_trees(
     if len(sessions) == 1 or options[0].costs.size:
         return {number: sessions[number].native.draft(*options[number]) for number in numbers}
     natives = [sessions[number].native for number in numbers]
-    max_nodes = [options[number].max_nodes for number in numbers]
-    trees = native_kernel().draft_all(natives, max_nodes, options[0].is_chain)
+    trees = native_kernel().draft_all(natives, [options[number] for number in numbers])
     return dict(zip(numbers, trees, strict=True))

@@ -144,6 +144,8 @@ class StepRequest(NamedTuple):
             latest draft of the session.
         top_k: the model's most likely tokens, as `DraftSession.accept` takes them.
         node_top_k: likewise.
+        under_way: int32[n], the draft that the engine verifies meanwhile, if the wanted draft is to
+            be one for each of its outcomes; None: the text is known.
     """
 
     id: str
@@ -152,6 +154,7 @@ class StepRequest(NamedTuple):
     verified: TokenTree | None = None
     top_k: TopK | None = None
     node_top_k: TopK | None = None
+    under_way: Tokens | None = None
 
 
 class Acceptance(NamedTuple):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import check_int, label
-from rest_store.drafting.batch import accept_all, draft_all
+from rest_store.drafting.batch import accept_all, draft_all, look_ahead_all
 from rest_store.drafting.draft_policy import Pauses
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import (
@@ -29,7 +29,7 @@ from rest_store.drafting.remembering import (
 from rest_store.drafting.session import DraftSession
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.prediction import Prediction
-from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest
+from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest, Tokens
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import describe
 
@@ -59,6 +59,7 @@ class _Wanted(NamedTuple):
     session: DraftSession
     place: int
     max_nodes: int
+    under_way: Tokens | None
 
 
 class RequestDrafter:
@@ -158,12 +159,16 @@ class RequestDrafter:
             Prediction(predicted, self._sources.lookup) if predicted else None,
         )
 
-    def draft(self, steps: Sequence[StepRequest], shape: str = "tree") -> list[TokenTree]:
+    def draft(
+        self, steps: Sequence[StepRequest], shape: str = "tree", *, length: int = 0
+    ) -> list[TokenTree]:
         """Return the draft of each request for its next step.
 
         Args:
-            steps: different requests; unknown ones get no draft.
-            shape: "tree" or "chain".
+            steps: different requests; unknown ones get no draft. Either all have a draft under way,
+                or none has.
+            shape: "tree" or "chain", unless a draft is under way.
+            length: the most tokens of the drafts after those under way.
 
         Returns:
             A tree for each of `steps`, of at most `max_nodes` tokens of the vocabulary, with scores
@@ -174,7 +179,7 @@ class RequestDrafter:
             trees = [NO_TREE] * len(steps)
             try:
                 self._accept(steps)
-                self._draft(steps, shape, began, trees)
+                self._draft(steps, shape, length, began, trees)
             except Exception as error:
                 trees = [NO_TREE] * len(steps)
                 self._start_over(error)
@@ -256,7 +261,12 @@ class RequestDrafter:
         return results
 
     def _draft(
-        self, steps: Sequence[StepRequest], shape: str, began: float, trees: list[TokenTree]
+        self,
+        steps: Sequence[StepRequest],
+        shape: str,
+        length: int,
+        began: float,
+        trees: list[TokenTree],
     ) -> None:
         """Put the draft of each step into `trees`."""
         self._settle_services(began)
@@ -267,13 +277,18 @@ class RequestDrafter:
                 continue
             session = self._session(request)
             if session is not None:
-                wanted.append(_Wanted(request, session, index, step.max_nodes))
+                wanted.append(_Wanted(request, session, index, step.max_nodes, step.under_way))
         if not wanted:
             return
         services = self._services.ends()
 
         def drafted(some: Sequence[_Wanted]) -> list[TokenTree]:
             sessions = [one.session for one in some]
+            under_way = [one.under_way for one in some if one.under_way is not None]
+            if under_way:
+                return look_ahead_all(
+                    sessions, under_way, some[0].max_nodes, length=length, services=services
+                )
             max_nodes = [one.max_nodes for one in some]
             return draft_all(sessions, max_nodes, shape=shape, services=services)
 

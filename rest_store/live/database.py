@@ -90,6 +90,8 @@ class Database:
             )
             try:
                 self._database.execute(f"PRAGMA busy_timeout={_PATIENCE_MS}")
+                if not read_only:
+                    self._upgrade()
                 self.is_new = self._has_no_tables()
                 if not read_only:
                     synchronous = "NORMAL" if is_replica else "FULL"
@@ -99,6 +101,17 @@ class Database:
             except BaseException:
                 self._database.close()
                 raise
+
+    def _upgrade(self) -> None:
+        """Make a file of version 1 one of version 2, which has one property more."""
+        if self._number("PRAGMA application_id") != _PROGRAM:
+            return
+        with transaction(self._database):
+            if self._number("PRAGMA user_version") == 1:
+                self._database.execute(
+                    "ALTER TABLE properties ADD COLUMN shared_after INTEGER NOT NULL DEFAULT 1"
+                )
+                self._database.execute(f"PRAGMA user_version={_VERSION}")
 
     def _has_no_tables(self) -> bool:
         """Return whether the file is still empty.
@@ -119,7 +132,7 @@ class Database:
                 self.path,
                 "format version",
                 f"{version} (of {program:#x})",
-                f"{_VERSION} (of {_PROGRAM:#x})",
+                f"{_VERSION} (of {_PROGRAM:#x}); a writer makes version 1 one of version 2",
             ),
         )
 

@@ -11,7 +11,6 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from threading import Lock
@@ -190,11 +189,10 @@ class Writer:
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
         """Delete documents; return their number once they are gone from all answers and files."""
         digests = [id_digest(id, namespace) for id in ids]
-
-        def find() -> Iterable[int]:
-            return self._sorting_documents.numbers_by_digest(digests).values()
-
-        return self._remove(namespace, find, deleted=True)
+        with self._sorting:
+            self._require_open()
+            numbers = self._sorting_documents.numbers_by_digest(digests).values()
+            return self._remove(namespace, numbers, deleted=True)
 
     def discard(self, ids: Sequence[str], namespace: str, max_positions: int | None) -> list[str]:
         """Remove documents from answers, except from segments larger than `max_positions`.
@@ -209,22 +207,26 @@ class Writer:
         if max_positions is not None and self._sorting.locked():
             return list(ids)
         ids_by_digest = {id_digest(id, namespace): id for id in ids}
-        left: list[str] = []
-
-        def find() -> Iterable[int]:
-            numbers = self._sorting_documents.numbers_by_digest(ids_by_digest)
-            large = []
-            for segment in self._present(namespace):
-                if max_positions is not None and segment.position_count > max_positions:
-                    large.append(segment)
-            for digest, number in numbers.items():
+        remaining: list[str] = []
+        numbers: list[int] = []
+        with self._sorting:
+            self._require_open()
+            large = self._segments_above(namespace, max_positions)
+            existing = self._sorting_documents.numbers_by_digest(ids_by_digest)
+            for digest, number in existing.items():
                 if any(segment.first <= number <= segment.last for segment in large):
-                    left.append(ids_by_digest[digest])
+                    remaining.append(ids_by_digest[digest])
                 else:
-                    yield number
+                    numbers.append(number)
+            self._remove(namespace, numbers, deleted=True, clean=False)
+        return remaining
 
-        self._remove(namespace, find, deleted=True, cleaned=False)
-        return left
+    def _segments_above(self, namespace: str, max_positions: int | None) -> list[Segment]:
+        """Return the segments of a namespace with more positions; None: no segment has more."""
+        if max_positions is None:
+            return []
+        present = self._present(namespace)
+        return [segment for segment in present if segment.position_count > max_positions]
 
     def set_retention(self, namespace: str, retention: Retention) -> None:
         """Set how much a namespace keeps from now on. Fields that are None stay as they are."""
@@ -260,27 +262,34 @@ class Writer:
             if changes.shared_after != self.segments.shared_after:
                 self._documents.set_shared_after(changes.shared_after)
                 self._load_segments()
-            removed = self._existing_numbers(changes.removed)
+            deleted = self._existing_numbers(
+                removal for removal in changes.removed if removal.deleted
+            )
+            evicted = self._existing_numbers(
+                removal for removal in changes.removed if not removal.deleted
+            )
+            if evicted:
+                self._follow_eviction()
             segments: dict[str, list[Segment]] = {}
             if replaces_everything:
                 segments.update((namespace, []) for namespace in self.segments.by_namespace)
-            for namespace in {*removed, *added}:
-                before = [] if replaces_everything else self._present(namespace)
-                left = self._without_all(before, removed.get(namespace, []))
-                segments[namespace] = self._with_all(left, namespace, added.get(namespace, []))
+            for namespace in {*deleted, *evicted, *added}:
+                before = [] if replaces_everything else list(self._present(namespace))
+                numbers = [*deleted.get(namespace, ()), *evicted.get(namespace, ())]
+                if numbers:
+                    before = self._remove_from_segments(before, numbers)
+                documents = added.get(namespace, [])
+                segments[namespace] = self._add_batches(before, namespace, documents)
             self._commit(lambda: changes, segments)
             if replaces_everything or any(removal.deleted for removal in changes.removed):
                 self._clean()
 
     def _existing_numbers(self, removals: Iterable[Removal]) -> dict[str, list[int]]:
-        """Return the numbers of existing documents to remove, by namespace; follow evictions."""
+        """Return the numbers of existing documents to remove, by namespace."""
         numbers: dict[str, list[int]] = {}
         for removal in removals:
-            existing = self._documents.numbers_between(removal.first, removal.last)
-            for namespace, number in existing:
+            for namespace, number in self._documents.numbers_between(removal.first, removal.last):
                 numbers.setdefault(namespace, []).append(number)
-            if existing and not removal.deleted:
-                self._follow_eviction()
         return numbers
 
     def _follow_eviction(self) -> None:
@@ -293,20 +302,22 @@ class Writer:
         max_tokens = max(total, self.retention.by_namespace("").max_tokens or 0)
         self.retention = RetentionTable({"": Retention(max_tokens)})
 
-    def _without_all(self, segments: Iterable[Segment], numbers: Iterable[int]) -> list[Segment]:
+    def _remove_from_segments(
+        self, segments: Iterable[Segment], numbers: Iterable[int]
+    ) -> list[Segment]:
         """Return the segments of a namespace after the removal of documents."""
         ascending = sorted(numbers)
-        left: list[Segment] = []
+        remaining: list[Segment] = []
         for segment in segments:
-            left += self._without(segment, ascending)
-        return left
+            remaining += self._remove_from_segment(segment, ascending)
+        return remaining
 
-    def _with_all(
+    def _add_batches(
         self, segments: list[Segment], namespace: str, documents: Iterable[DocumentRecord]
     ) -> list[Segment]:
         """Return the segments of a namespace after the addition of any number of documents."""
         for batch in self.retention.by_namespace(namespace).batches(documents, self._width):
-            segments = self._with(segments, batch)
+            segments = self._add_to_memtable(segments, batch)
         return segments
 
     # --- Work beside changes ----------------------------------------------------------------------
@@ -334,10 +345,10 @@ class Writer:
         if math.isinf(self.retention.shortest_age):
             return False
         present = self.segments.by_namespace
-        if all(len(self._retained(some)) == len(some) for some in present.values()):
+        if all(len(self._retained(segments)) == len(segments) for segments in present.values()):
             return False
         with self._change():
-            self._store(self.segments.by_namespace)
+            self._commit_with_evictions(self.segments.by_namespace)
         return True
 
     def _evict_epochs(self, namespaces: Iterable[str]) -> bool:
@@ -346,15 +357,17 @@ class Writer:
             max_epochs = self.retention.by_namespace(namespace).max_epochs
             if max_epochs is None:
                 continue
-            find = partial(self._sorting_documents.outdated, max_epochs, namespace)
-            if self._remove(namespace, find, deleted=False):
-                return True
+            with self._sorting:
+                self._require_open()
+                numbers = self._sorting_documents.outdated(max_epochs, namespace)
+                if self._remove(namespace, numbers, deleted=False):
+                    return True
         return False
 
     def compact(self) -> None:
         """Flush all memtables, and merge until there are as few segments as possible."""
         with self._change():
-            self._store(group_by_namespace(self._flushed(self.segments.all)))
+            self._commit_with_evictions(group_by_namespace(self._flush(self.segments.all)))
         while self.merge(self.segments.by_namespace, whole=True):
             pass
 
@@ -376,7 +389,7 @@ class Writer:
             )
             if not documents:  # they were evicted meanwhile
                 return True
-            [merged] = self._flushed([sorted_segment(documents, self._vocabulary_size)])
+            [merged] = self._flush([sorted_segment(documents, self._vocabulary_size)])
             del documents
             try:
                 self._replace_run(run, merged)
@@ -397,7 +410,7 @@ class Writer:
                     segments.append(merged)
                 elif segment not in run:
                     segments.append(segment)
-            self._store({merged.namespace: segments})
+            self._commit_with_evictions({merged.namespace: segments})
 
     def _stall(self, namespaces: Iterable[str]) -> None:
         """Hold an addition back for a moment if compaction does not keep up with additions."""
@@ -415,52 +428,46 @@ class Writer:
                 return run
         return []
 
-    # --- Removal: takes `_sorting` itself ---------------------------------------------------------
+    # --- Methods that the holder of `_sorting` calls ----------------------------------------------
 
     def _remove(
-        self,
-        namespace: str,
-        find: Callable[[], Iterable[int]],
-        *,
-        deleted: bool,
-        cleaned: bool = True,
+        self, namespace: str, numbers: Iterable[int], *, deleted: bool, clean: bool = True
     ) -> int:
         """Remove documents of a namespace; return their count.
 
-        Takes `_sorting`. At first, without `_lock`, segments in files are sorted again. Then, with
-        `_lock`, the memtable is, and segments that were flushed meanwhile.
+        At first, without `_lock`, segments in files are sorted again. Then, with `_lock`, the
+        memtable is, and segments that were flushed meanwhile.
 
         Args:
             namespace: their namespace.
-            find: returns their numbers.
+            numbers: their numbers.
             deleted: whether they are deleted. False: they are evicted.
-            cleaned: whether no file holds deleted documents afterwards.
+            clean: whether to overwrite the remains of deleted documents.
         """
-        with self._sorting:
-            self._require_open()
-            numbers = sorted(find())
-            if not numbers and not (deleted and cleaned):
-                return 0
-            rest: dict[Segment, list[Segment]] = {}
-            for segment in self._present(namespace):
-                if segment.record is not None:
-                    rest[segment] = self._without(segment, numbers)
-            with self._change():
-                if numbers:
-                    segments: list[Segment] = []
-                    for segment in self._present(namespace):
-                        if segment not in rest:
-                            rest[segment] = self._without(segment, numbers)
-                        segments += rest[segment]
-                    self._store({namespace: segments}, removed=numbers, deleted=deleted)
-                if deleted and cleaned:
-                    self._clean()
-        return len(numbers)
+        ascending = sorted(numbers)
+        cleans = deleted and clean
+        if not ascending and not cleans:
+            return 0
+        replacements: dict[Segment, list[Segment]] = {}
+        for segment in self._present(namespace):
+            if segment.record is not None:
+                replacements[segment] = self._remove_from_segment(segment, ascending)
+        with self._change():
+            if ascending:
+                segments: list[Segment] = []
+                for segment in self._present(namespace):
+                    if segment not in replacements:
+                        replacements[segment] = self._remove_from_segment(segment, ascending)
+                    segments += replacements[segment]
+                self._commit_with_evictions(
+                    {namespace: segments}, removed=ascending, deleted=deleted
+                )
+            if cleans:
+                self._clean()
+        return len(ascending)
 
-    # --- Methods that the holder of `_sorting` calls ----------------------------------------------
-
-    def _without(self, segment: Segment, numbers: Sequence[int]) -> list[Segment]:
-        """Return the segments of the documents that are left of a segment.
+    def _remove_from_segment(self, segment: Segment, numbers: Sequence[int]) -> list[Segment]:
+        """Return the segments of a segment's documents after the removal of some.
 
         Args:
             segment: one of the present segments.
@@ -479,7 +486,7 @@ class Writer:
         else:
             batches = [documents] if documents else []
         segments = [sorted_segment(batch, self._vocabulary_size) for batch in batches]
-        return segments if segment.record is None else self._flushed(segments)
+        return segments if segment.record is None else self._flush(segments)
 
     # --- Methods that the holder of `_lock` calls -------------------------------------------------
 
@@ -507,8 +514,8 @@ class Writer:
         self.segments.shared_after = self._documents.shared_after()
         loaded = self.segments.load(self._directory, self._documents, self.retention)
         for namespace, segments in loaded.items():
-            loaded[namespace] = self._flushed_but_memtable(namespace, segments)
-        self._store(loaded, stored_records=set(self._documents.segment_records()))
+            loaded[namespace] = self._flush_all_but_memtable(namespace, segments)
+        self._commit_with_evictions(loaded, stored_records=set(self._documents.segment_records()))
 
     def _add_batch(self, namespace: str, documents: Sequence[DocumentRecord]) -> Iterable[bytes]:
         """Number, sort, store and publish the new documents of a batch; return their digests."""
@@ -522,11 +529,11 @@ class Writer:
                 new[document.digest] = document._replace(number=number, added=now)
         if new:
             added = list(new.values())
-            segments = self._with(self._present(namespace), added)
-            self._store({namespace: segments}, added=added)
+            segments = self._add_to_memtable(self._present(namespace), added)
+            self._commit_with_evictions({namespace: segments}, added=added)
         return new
 
-    def _with(
+    def _add_to_memtable(
         self, segments: Sequence[Segment], documents: Sequence[DocumentRecord]
     ) -> list[Segment]:
         """Return the segments of a namespace with new documents in its memtable."""
@@ -536,7 +543,7 @@ class Writer:
         if before and self._fits_into(before[-1], documents):
             memtable = before.pop()
         new = sorted_segment(documents, self._vocabulary_size, memtable)
-        return self._flushed_but_memtable(namespace, [*before, new])
+        return self._flush_all_but_memtable(namespace, [*before, new])
 
     def _fits_into(self, segment: Segment, documents: Sequence[DocumentRecord]) -> bool:
         """Return whether a segment is a memtable that may take in new documents."""
@@ -550,14 +557,14 @@ class Writer:
             return False
         return retention.allows_times(segment.oldest, documents[-1].added)
 
-    def _flushed_but_memtable(self, namespace: str, segments: Sequence[Segment]) -> list[Segment]:
+    def _flush_all_but_memtable(self, namespace: str, segments: Sequence[Segment]) -> list[Segment]:
         """Return the segments of a namespace in files, except for a last one that is small."""
         max_positions = self.retention.by_namespace(namespace).max_memtable_positions
         if segments and segments[-1].position_count < max_positions:
-            return [*self._flushed(segments[:-1]), segments[-1]]
-        return self._flushed(segments)
+            return [*self._flush(segments[:-1]), segments[-1]]
+        return self._flush(segments)
 
-    def _store(
+    def _commit_with_evictions(
         self,
         changed: Mapping[str, Sequence[Segment]],
         *,
@@ -647,7 +654,7 @@ class Writer:
         """Return the present segments of a namespace."""
         return self.segments.by_namespace.get(namespace, ())
 
-    def _flushed(self, segments: Iterable[Segment]) -> list[Segment]:
+    def _flush(self, segments: Iterable[Segment]) -> list[Segment]:
         """Return segments in files, after writing those in memory: all of them or none."""
         flushed: list[Segment] = []
         written: list[Segment] = []

@@ -23,13 +23,20 @@ from rest_store.drafting.batch import accept_all
 from rest_store.drafting.remembering import flush
 from rest_store.engines import metrics, request_drafter
 from rest_store.engines.request import NewRequest
-from rest_store.engines.vllm import plugin, speculator
-from rest_store.engines.vllm.device_drafts import drafts_on_device
+from rest_store.engines.vllm import device_drafts, plugin, speculator
+from rest_store.engines.vllm.confidences import Confidences
+from rest_store.engines.vllm.device_drafts import (
+    DeviceDrafts,
+    continuations_in_texts,
+    drafts_on_device,
+)
 from rest_store.engines.vllm.request import VllmRequest
 from rest_store.errors import ArgumentError, DatastoreNotFoundError, TokenizerMismatchError
 from tests.shared.engine import (
     VOCABULARY,
+    AdaptiveHead,
     Engine,
+    GroupCoordinator,
     LoRARequest,
     MultiModalFeatureSpec,
     NewRequestData,
@@ -254,6 +261,61 @@ def test_beside_a_head_each_row_verifies_what_promises_more(
         assert totals(beside, "errors") == {}
         assert beside.steps <= gain * min(ours, run(None, head).steps)
         assert 0 < totals(beside, "draft_tokens")[""] < beside.verified
+
+
+@pytest.mark.parametrize("lag", [False, True])
+def test_adaptive_verification_reads_the_chances_of_drafts_from_here(
+    start: Callable[..., Vllm], place: str, lag: bool
+) -> None:
+    """The estimator of vLLM learns from the drafts of the head alone."""
+    head = functools.partial(AdaptiveHead, MODEL, 0.3, most=4)
+    engine = Engine(start(head), {"datastores": [place], "lag": lag}, MODEL)
+    engine.waiting += requests(0)
+    chances = engine.speculator.draft_token_confidence_probs
+    own_rows = 0
+    while engine.requests or engine.waiting:
+        count = len(engine.requests)
+        engine.step()
+        after = chances[: max(count, len(engine.requests))]
+        assert bool(((after >= 0) & (after <= 1)).all())
+        own_rows += int((after != 0.5).any(dim=1).sum())
+    assert totals(engine, "errors") == {}
+    assert own_rows > 20
+    observed = sum(
+        written - 1 + rejected
+        for step in engine.speculator._observed
+        for written, rejected in zip(*step, strict=True)
+        if written
+    )
+    ours = totals(engine, "draft_tokens")[""]
+    assert 0 < observed < engine.verified
+    # Rows with tokens from here may end with tokens of the head.
+    assert observed + ours <= engine.verified
+
+
+def test_all_workers_have_the_chances_of_the_first_one() -> None:
+    group = GroupCoordinator()
+    group.world_size = 2
+    chances = torch.full((3, 2), 0.5)
+    confidences = Confidences(chances)
+    seen: list[list[list[int]]] = []
+    observe = confidences.observing(
+        lambda rows, sampled, rejected: seen.append([sampled.tolist(), rejected.tolist()])
+    )
+    drafts = DeviceDrafts(
+        torch.tensor([[7, 8], [9, 9]]),
+        torch.tensor([[0.9, 0.0], [0.0, 0.0]]),
+        torch.tensor([[True, False], [False, False]]),
+    )
+    rows = torch.tensor([2, 0], dtype=torch.int32)
+    confidences.write(rows, drafts, group)
+    assert chances.tolist() == [[pytest.approx(0.9), 0.5], [0.5, 0.5], [0.5, 0.5]]
+    assert [tuple(sent.shape) for sent in group._sent] == [(2, 3)]
+    observe(torch.tensor([0, 1, 2]), torch.tensor([3, 2, 1]), torch.tensor([0, 1, 2]))
+    assert seen == [[[3, 2, 0], [0, 1, 0]]]
+    confidences.write(rows, None, group)
+    observe(torch.tensor([2]), torch.tensor([1]), torch.tensor([2]))
+    assert seen[1:] == [[[1], [2]]]
 
 
 @pytest.mark.parametrize("verifies", [{}, {"admits": 2}, {"scheduled": 2}])
@@ -607,35 +669,88 @@ def test_the_last_step_is_remembered_with_lag_when_nobody_tells_of_its_end(
         assert totals(engine, "errors") == {}
 
 
-def test_the_device_takes_the_tokens_after_those_that_were_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lag, max_nodes = 3, 2
-    chain = scored([7, 8, 9, 1], [-1, 0, 1, 2], [0.9, 0.5, 0.4, 0.05])
+def test_the_device_takes_the_draft_after_the_outcome() -> None:
+    verified = np.array([7, 8], np.int32)
+    #                  0: 7       1: 8   2: 1, 3: 2    4: 9  5: 4         6: 5  7: 6
+    tree = scored(
+        [7, 8, 1, 2, 9, 4, 5, 6],
+        [-1, 0, 1, 2, 1, 0, 5, -1],
+        [0.8, 0.6, 0.3, 0.15, 0.2, 0.1, 0.05, 0.1],
+    )
     request = VllmRequest(NewRequest("a", [], 0), None)
-    monkeypatch.setattr(request, "_is_worth", lambda scores, _: scores[0] > 0.25)
-    request.look_ahead(chain, lag, max_nodes)
     texts = torch.zeros(2, 10, dtype=torch.int32)
+    texts[1, :4] = torch.tensor([3, 6, 6, 3])
     rows, native = torch.tensor([1, 0]), torch.full((2, 2), 42)
-    for new, expected in (
-        ([], [7, 8]),
-        ([7], [8, 9]),
-        ([7, 8], [9, 1]),
-        ([7, 8, 9], [42, 42]),  # the rest is not worth it
-        ([7, 5], [42, 42]),
-        ([4], [42, 42]),
+    for new, expected, again in (
+        ([7, 8, 1], [2, 42], [2, 42]),
+        ([7, 8, 9], [42, 42], [42, 42]),  # foreseen, and nothing follows
+        ([7, 4], [5, 42], [5, 42]),
+        ([7], [8, 1], [8, 1]),  # the draft was cut
+        ([6], [42, 42], [42, 42]),
+        ([3], [42, 42], [3, 3]),  # not foreseen: 3 3 was not written before, 3 was
+        ([7, 6], [42, 42], [3, 7]),
+        ([7, 8, 2], [42, 42], [42, 42]),  # not foreseen, and new to the text
     ):
+        request.look_ahead(tree, verified, 2, 6)
         texts[1, 4 : 4 + len(new)] = torch.tensor(new)
+        texts[1, 4 + len(new) :] = 0
         lengths = torch.tensor([0, 4 + len(new)])
-        drafts = drafts_on_device([request, None], [4, 0], lag, texts, rows, lengths, native)
-        assert drafts.tolist() == [expected, [42, 42]]
-        request.set_draft(np.array(new, np.int32), max_nodes)
-        assert request.is_chosen == (expected != [42, 42])
-        assert not request.is_chosen or request.draft.tokens.tolist() == expected
-        assert request.verified(1).tokens.tolist() == (expected[:1] if request.is_chosen else [])
-    request.set_draft(np.array([7, 8], np.int32), max_nodes)
-    assert np.asarray(request.draft.scores) == pytest.approx([0.8, 0.1])
-    request.end_step(np.array([7], np.int32), max_nodes)
-    assert request.draft.tokens.tolist() == [8, 9]
-    request.end_step(np.array([8], np.int32), max_nodes)
-    assert not len(request.draft), "there was no lookup in between"
+        for looks_up_texts, tokens in ((False, expected), (True, again)):
+            drafts = drafts_on_device(
+                [request.outcomes, None],
+                [4, 0],
+                texts,
+                rows,
+                lengths,
+                native,
+                looks_up_texts=looks_up_texts,
+            )
+            assert drafts is not None
+            assert drafts.tokens.tolist() == [tokens, [42, 42]], new
+            ours = sum(token != 42 for token in expected)
+            assert drafts.is_ours.tolist() == [[True] * ours + [False] * (2 - ours), [False] * 2]
+        request.end_step(np.array(new, np.int32))
+        assert request.is_chosen == bool(ours)
+        assert request.draft.tokens.tolist() == expected[:ours]
+        assert request.verified(1).tokens.tolist() == expected[: min(1, ours)]
+        # Scores are products of chances, as vLLM's are.
+        chances = np.cumprod(drafts.chances[0, :ours].numpy())
+        assert chances == pytest.approx(np.asarray(request.draft.scores))
+    request.look_ahead(tree, verified, 2, 6)
+    request.set_draft(np.array([7], np.int32))
+    assert np.asarray(request.draft.scores) == pytest.approx([0.75, 0.375])
+    request.end_step(np.zeros(0, np.int32))
+    assert not len(request.draft), "a step that writes nothing has no outcome"
+    request.look_ahead(tree, verified, 2, 3)  # room for three tokens
+    request.set_draft(np.array([7, 8], np.int32))
+    assert request.draft.tokens.tolist() == [1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_device_continues_the_longest_suffix_that_occurred_before(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    texts = torch.from_numpy(chance.integers(0, 4, (6, 40), np.int32))
+    rows = torch.tensor([4, 0, 5, 2])
+    lengths = torch.tensor([1, 2, 17, 40])
+    continued = continuations_in_texts(texts, rows, lengths, 5).tolist()
+    for row, length, tokens in zip(rows.tolist(), lengths.tolist(), continued, strict=True):
+        text = texts[row, :length].tolist()
+        assert tokens == continuation_plainly(text, 5)
+
+
+def test_of_long_texts_the_last_part_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = torch.tensor([[1, 2, 3, 9, 9, 5, 6, 1, 8, 1], [1, 7, 1, 0, 0, 0, 0, 0, 0, 0]])
+    rows = torch.tensor([0, 1])
+    for searched, expected in ((20, [[8, 1], [7, 1]]), (8, [[8, 1], [7, 1]]), (4, [[-1, -1]] * 2)):
+        monkeypatch.setattr(device_drafts, "_MAX_SEARCHED", searched)
+        lengths = torch.tensor([10, 3])
+        assert continuations_in_texts(texts.int(), rows, lengths, 2).tolist() == expected
+
+
+def continuation_plainly(text: list[int], count: int) -> list[int]:
+    for size in range(min(8, len(text) - 1), 0, -1):
+        for end in range(len(text) - 1, size - 1, -1):  # after the occurrence
+            if text[end - size : end] == text[-size:]:
+                period = text[end:]
+                return (period * count)[:count]
+    return [-1] * count

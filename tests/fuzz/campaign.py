@@ -31,6 +31,7 @@ NAMES = (
     "live_kills",
     "engine_batches",
     "agent_memories",
+    "shared_walks",
 )
 HANGS_AFTER = 90  # seconds; a case takes a few, on a busy machine some more
 

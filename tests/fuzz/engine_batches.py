@@ -63,7 +63,7 @@ class Fuzzer(campaign.Fuzzer):
                 stack.enter_context(
                     patch.object(where, name, _unsteady(getattr(where, name), chance, 0.02))
                 )
-            for name in ("draft_all", "accept_all"):
+            for name in ("draft_all", "look_ahead_all", "accept_all"):
                 whole = getattr(request_drafter, name)
                 stack.enter_context(
                     patch.object(request_drafter, name, _unsteady(whole, chance, 0.05))

@@ -64,6 +64,7 @@ def test_a_campaign_goes_on_after_failures_and_says_how_to_run_them_again(
         ("engine_batches", 1, range(12)),
         ("live_kills", 0, range(3)),
         ("agent_memories", 2, range(3)),
+        ("shared_walks", 1, range(2)),
     ],
 )
 def test_some_cases(name: str, seed: int, numbers: Sequence[int], tmp_path: Path) -> None:

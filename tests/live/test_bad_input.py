@@ -227,6 +227,23 @@ def test_a_database_of_another_release_or_program(
     )
 
 
+def test_a_writer_upgrades_a_database_of_version_1(tmp_path: Path) -> None:
+    with new_live(tmp_path / "live") as store:
+        store.add([[1, 2, 1]])
+        known = store.tokenizer
+    database = sqlite3.connect(tmp_path / "live/documents.sqlite")
+    database.execute("ALTER TABLE properties DROP COLUMN shared_after")
+    database.execute("PRAGMA user_version=1")
+    database.close()
+    with pytest.raises(DatastoreFormatError, match=r"version is 1 .* expected 2 .* a writer"):
+        LiveDatastore.open(tmp_path / "live", tokenizer=known, read_only=True)
+    with LiveDatastore.open(tmp_path / "live", tokenizer=known) as store:
+        assert [document.tokens.tolist() for document in store.documents()] == [[1, 2, 1]]
+        assert store.info().shared_after == 1
+        assert store.count([1, 2]) == 1
+    LiveDatastore.open(tmp_path / "live", tokenizer=known, read_only=True).close()
+
+
 def test_what_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "documents.sqlite").write_bytes(b"no database" * 1000)
     for read_only in (False, True):

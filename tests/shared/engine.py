@@ -132,10 +132,19 @@ class ScriptedHead:
 
     supports_mm_inputs = False
     draft_logits: Any = None
+    enable_adaptive_verification = False
+    draft_token_confidence_probs: Any = None
 
     def __init__(self, model: Any, often: float, states: Any, most: int) -> None:
         self.model, self.often, self.states, self.most = model, often, states, most
         self._chance = random.Random(0)
+        # Of each step: tokens that each row has written, and tokens that were rejected.
+        self._observed: list[tuple[list[int], list[int]]] = []
+
+    def observe_verification(
+        self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
+    ) -> None:
+        self._observed.append((num_sampled.tolist(), num_rejected.tolist()))
 
     def propose(
         self,
@@ -170,6 +179,22 @@ class ScriptedHead:
                 right if self._chance.random() < self.often else (right + 1) % VOCABULARY
             )
         return written[len(text) :]
+
+
+class AdaptiveHead(ScriptedHead):
+    """A head whose drafts are verified as far as they pay; vLLM takes all its chances to be 0.5."""
+
+    enable_adaptive_verification = True
+
+    def __init__(self, model: Any, often: float, states: Any, most: int) -> None:
+        super().__init__(model, often, states, most)
+        self.draft_token_confidence_probs = torch.full((len(states._draft_tokens), most), 0.5)
+
+    def observe_verification(
+        self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
+    ) -> None:
+        super().observe_verification(idx_mapping, num_sampled, num_rejected)
+        self.draft_token_confidence_probs[:] = 0.5
 
 
 class NoLookup(ScriptedHead):
@@ -625,6 +650,9 @@ class Engine:
             prefill_len_np=np.array(before),
         )
         rejected = [count - new if new else 0 for count, new in zip(counts, sampled, strict=True)]
+        self.speculator.observe_verification(
+            batch.idx_mapping, torch.tensor(sampled), torch.tensor(rejected)
+        )
         nothing = (None,) * 4
         rest = (self.states._last_sampled, None, None, None)
         drafts = self.speculator.propose(

@@ -141,9 +141,11 @@ class LocalMember:
 
     def receive(self, timeout: float | None) -> TokenTree:
         assert self._limits is not None
-        nodes, costs, is_chain = self._limits
-        shape = "chain" if is_chain else "tree"
-        tree = self.session.draft(nodes, costs if costs.size else None, shape=shape)
+        shape = "chain" if self._limits.is_chain else "tree"
+        costs = self._limits.costs
+        tree = self.session.draft(
+            self._limits.max_nodes, costs if costs.size else None, shape=shape
+        )
         assert tree.origins is not None
         origins = np.zeros(len(tree), np.uint8)
         for source, bit in enumerate(self._bits):

@@ -3,56 +3,178 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from rest_store.engines.vllm.request import VllmRequest
+from rest_store.engines.vllm.outcomes import NO_OUTCOMES, Outcomes
+
+_MAX_SUFFIX = 8  # tokens at the end of a text that are looked for in it
+_MAX_SEARCHED = 1 << 22  # tokens of all texts; of longer ones, the last part is searched
+_NOTHING = -1  # a token or a parent that matches none
+
+
+class DeviceDrafts(NamedTuple):
+    """The drafts of a batch's rows; of R rows and K tokens.
+
+    Attributes:
+        tokens: int64[R, K].
+        chances: float32[R, K], that each token is accepted if those before it are; of tokens that
+            are not from a session, 0.
+        is_ours: bool[R, K], whether a token is from a session.
+    """
+
+    tokens: torch.Tensor
+    chances: torch.Tensor
+    is_ours: torch.Tensor
 
 
 def drafts_on_device(
-    requests: Sequence[VllmRequest | None],
+    outcomes: Sequence[Outcomes | None],
     known: Sequence[int],
-    lag: int,
     texts: torch.Tensor,
     rows: torch.Tensor,
     lengths: torch.Tensor,
     native: torch.Tensor,
-) -> torch.Tensor:
-    """Return the drafts of a batch's rows, int64[R, K], without waiting for the device.
+    *,
+    looks_up_texts: bool,
+) -> DeviceDrafts | None:
+    """Choose the drafts of a batch's rows without waiting for the device.
+
+    A row takes the draft after its own outcome. Where its lookup did not foresee the outcome, and
+    at the end of a draft shorter than K, it has another one's tokens: all K are verified.
 
     Args:
-        requests: of each row; None: the row has no drafts from here.
-        known: tokens of each row's text at the latest lookup.
-        lag: the most tokens that a text has grown by since then.
+        outcomes: of each row's latest lookup; None: the row has no drafts from here.
+        known: tokens of each row's text at that lookup.
         texts: int32[M, max_length], of all requests of the engine.
         rows: int64[R], where the texts of the batch's rows are.
         lengths: int[M], tokens of each text.
         native: int64[R, K], the draft tokens of vLLM's own speculator.
+        looks_up_texts: whether an outcome that was not foreseen has the continuation of the longest
+            suffix of the text that occurred in it before, ahead of `native`.
+
+    Returns:
+        The drafts; None: all are `native`.
     """
-    max_nodes = native.shape[1]
-    device = rows.device
-    tokens = np.full((len(requests), lag + max_nodes), -1, np.int32)
-    worth = np.zeros((len(requests), lag + 1), np.bool_)
-    for row, request in enumerate(requests):
-        if request is not None:
-            ahead = request.lookahead.tokens[: lag + max_nodes]
-            tokens[row, : ahead.size] = ahead
-            worth[row, : len(request.worth)] = request.worth
-    if not worth.any():
-        return native
-    chains = _to_device(tokens, device)
-    is_worth = _to_device(worth, device)
-    before = _to_device(np.asarray(known, np.int64), device)
-    grown = (lengths[rows].long() - before).clamp(0, lag)[:, None]
-    offsets = torch.arange(lag, device=device)
-    places = (before[:, None] + offsets).clamp(max=texts.shape[1] - 1)
-    written = texts[rows[:, None], places]
-    fits = ((chains[:, :lag] == written) | (offsets >= grown)).all(dim=1, keepdim=True)
-    drafts = chains.gather(1, grown + torch.arange(max_nodes, device=device)).long()
-    # Where a chain is shorter than K, vLLM's own tokens follow: all K are verified.
-    return torch.where(fits & is_worth.gather(1, grown) & (drafts >= 0), drafts, native)
+    if all(one is None for one in outcomes):
+        return None
+    table = _Table.of(outcomes, known, native.shape[1], rows.device)
+    offsets = torch.arange(native.shape[1], device=rows.device)
+    own_lengths = lengths[rows].long()
+    grown = own_lengths - table.known
+    last = texts[rows, (own_lengths - 1).clamp(min=0)]
+    parents = table.verified.gather(1, (grown - 1).clamp(0, native.shape[1])[:, None])
+    is_node = (table.parents == parents) & (table.tokens == last[:, None])
+    is_node &= ((grown > 0) & (grown <= native.shape[1] + 1))[:, None]
+    is_foreseen = is_node.any(dim=1) | (grown == 0)
+    place = torch.where(grown == 0, 0, 1 + is_node.int().argmax(dim=1))[:, None]
+    sizes = table.sizes.gather(1, place)
+    is_ours = is_foreseen[:, None] & (offsets < sizes)
+    nodes = (place + offsets).clamp(max=table.tokens.shape[1] - 1)
+    drafts = torch.where(is_ours, table.tokens.gather(1, nodes).long(), native)
+    if looks_up_texts:
+        longest = max(known) + native.shape[1] + 1
+        again = continuations_in_texts(texts[:, :longest], rows, own_lengths, native.shape[1])
+        is_again = (again >= 0) & table.is_looked_up[:, None] & ~is_foreseen[:, None]
+        drafts = torch.where(is_again, again, drafts)
+    chances = torch.where(is_ours, table.chances.gather(1, nodes), 0.0)
+    return DeviceDrafts(drafts, chances, is_ours)
+
+
+def continuations_in_texts(
+    texts: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, count: int
+) -> torch.Tensor:
+    """Return the tokens after the latest occurrence of each text's longest suffix in it.
+
+    Args:
+        texts: int32[M, n].
+        rows: int64[R], the texts to continue.
+        lengths: int64[R], tokens of each of these.
+        count: tokens to return of each.
+
+    Returns:
+        int64[R, count]; -1 where even the last token has not occurred before. A suffix has at most
+        8 tokens. A continuation that reaches the end of its text is repeated from its beginning.
+    """
+    width = min(texts.shape[1], max(1, _MAX_SEARCHED // len(rows)))
+    ends = torch.arange(width, device=texts.device)  # of occurrences
+    starts = (lengths - width).clamp(min=0)
+    own = texts[rows[:, None], starts[:, None] + ends]
+    lengths = lengths - starts
+    last = lengths[:, None] - 1
+    is_match = ends < last
+    matched = torch.zeros(own.shape, dtype=torch.int32, device=own.device)
+    for back in range(min(_MAX_SUFFIX, width)):
+        tokens = own.gather(1, (last - back).clamp(min=0))
+        shifted = torch.nn.functional.pad(own, (back, 0), value=_NOTHING)[:, :width]
+        is_match = is_match & (shifted == tokens) & (last >= back)
+        matched += is_match
+    # Of equal lengths, the latest occurrence.
+    latest = torch.where(matched > 0, matched * width + ends.int(), -1)
+    best, end = latest.max(dim=1, keepdim=True)
+    period = (last - end).clamp(min=1)
+    offsets = torch.arange(count, device=own.device)
+    places = (end + 1 + offsets % period).clamp(max=width - 1)
+    return torch.where(best >= 0, own.gather(1, places).long(), -1)
+
+
+class _Table(NamedTuple):
+    """The outcomes of a batch's rows on the device, padded to the largest tree, of N nodes.
+
+    Attributes:
+        tokens, parents: int32[R, N].
+        sizes: int32[R, N + 1], of the drafts that are preferred after each place.
+        verified: int32[R, K + 1], the node after 0, 1, .. verified tokens; -1: the text.
+        chances: float32[R, N].
+        known: int64[R].
+        is_looked_up: bool[R], whether the row has outcomes.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    sizes: torch.Tensor
+    verified: torch.Tensor
+    chances: torch.Tensor
+    known: torch.Tensor
+    is_looked_up: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        outcomes: Sequence[Outcomes | None],
+        known: Sequence[int],
+        max_nodes: int,
+        device: torch.device,
+    ) -> _Table:
+        count = len(outcomes)
+        size = max(1, *(len(one.tree) for one in outcomes if one is not None))
+        tokens = np.full((count, size), _NOTHING, np.int32)
+        parents = np.full((count, size), _NOTHING - 1, np.int32)
+        sizes = np.zeros((count, size + 1), np.int32)
+        verified = np.full((count, max_nodes + 1), _NOTHING - 2, np.int32)
+        chances = np.zeros((count, size), np.float32)
+        for row, one in enumerate(outcomes):
+            own = one or NO_OUTCOMES
+            nodes = len(own.tree)
+            tokens[row, :nodes] = own.tree.tokens
+            parents[row, :nodes] = own.tree.parents
+            sizes[row, : nodes + 1] = np.where(own.is_preferred, own.sizes, 0)
+            places = own.verified_places[: max_nodes + 1]
+            verified[row, : places.size] = places - 1
+            chances[row, :nodes] = own.chances
+        columns = (
+            tokens,
+            parents,
+            sizes,
+            verified,
+            chances,
+            np.asarray(known, np.int64),
+            np.array([one is not None for one in outcomes]),
+        )
+        return cls(*(_to_device(column, device) for column in columns))
 
 
 def _to_device(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:

@@ -28,6 +28,8 @@ from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import NewRequest, parse_extra_arguments
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sources import EngineSources
+from rest_store.engines.vllm.confidences import Confidences, confidences_of
+from rest_store.engines.vllm.device_drafts import DeviceDrafts
 from rest_store.engines.vllm.draft_switch import install_switch
 from rest_store.engines.vllm.request_grammar import RequestGrammars
 from rest_store.engines.vllm.seam import CREATE, DEPENDENCIES, INIT, PROPOSE
@@ -115,7 +117,12 @@ def _wrapped(native: Init) -> Init:
         speculator.rest_store = _speculator(
             vllm_config, settings, device, req_states, speculator, head, log
         )
-        speculator.propose = _proposing(speculator, speculator.propose)
+        try:
+            confidences = confidences_of(speculator)
+        except Exception as error:
+            log.warning("rest-store: vLLM judges all drafts by its own chances: %s", error)
+            confidences = None
+        speculator.propose = _proposing(speculator, speculator.propose, confidences)
         return speculator
 
     return init_speculator
@@ -224,7 +231,7 @@ def _finish(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
     )
 
 
-def _proposing(speculator: Any, native: Any) -> Any:
+def _proposing(speculator: Any, native: Any, confidences: Confidences | None) -> Any:
     """Return a speculator's method `propose` with our drafts in the rows where they are better."""
     from vllm.distributed.parallel_state import get_tp_group
 
@@ -240,16 +247,22 @@ def _proposing(speculator: Any, native: Any) -> Any:
             if ours is not None:
                 ours.skip()
             return drafts
+        batch = values["input_batch"]
+        chosen: DeviceDrafts | None = None
         if ours is not None:
-            drafts = ours.propose(
-                values["input_batch"],
+            chosen = ours.propose(
+                batch,
                 values["num_sampled"],
                 values["num_rejected"],
                 drafts,
                 values.get("num_speculative_tokens"),
             )
+        if chosen is not None:
+            drafts = chosen.tokens
         if group.world_size > 1:  # all workers verify the drafts of the first one
             drafts = group.broadcast(drafts.contiguous(), src=0)
+        if confidences is not None:
+            confidences.write(batch.idx_mapping[: batch.num_reqs], chosen, group)
         return drafts
 
     return propose

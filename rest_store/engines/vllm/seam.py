@@ -123,6 +123,17 @@ DEPENDENCIES = (
     ),
 )
 
+# For adaptive verification alone: where these differ, vLLM judges all drafts by its own chances.
+CONFIDENCE_PARTS = (
+    Dependency(f"{_GPU}.spec_decode.speculator:DraftModelSpeculator.enable_adaptive_verification"),
+    Dependency(f"{_GPU}.spec_decode.speculator:DraftModelSpeculator.draft_token_confidence_probs"),
+    Dependency(
+        f"{_GPU}.spec_decode.speculator:DraftModelSpeculator.observe_verification",
+        ("self", "idx_mapping", "num_sampled", "num_rejected"),
+        is_whole=True,
+    ),
+)
+
 # For requests that switch drafts off: where these differ, they have vLLM's own drafts.
 SWITCH_PARTS = (
     Dependency("vllm.v1.core.sched.scheduler:Scheduler.schedule", ("self",)),

@@ -6,24 +6,38 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from rest_store.drafting.arbitration import Head
-from rest_store.engines.request import NewRequest, StepRequest
+from rest_store.engines.request import NewRequest, StepRequest, Tokens
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.vllm.device_drafts import drafts_on_device
+from rest_store.engines.vllm.device_drafts import DeviceDrafts, drafts_on_device
 from rest_store.engines.vllm.request import VllmRequest
 from rest_store.engines.vllm.request_grammar import RequestGrammars
 from rest_store.engines.vllm.steps import Step, Written
 from rest_store.engines.vllm.target_logits import TargetLogits
 
+# Nodes of the lookahead of a row at most, and of all rows together unless each has the least.
+_MAX_NODES = 512
+_MIN_NODES = 32
+_MAX_BATCH_NODES = 4096
+
+
+def lookahead_nodes(rows: int) -> int:
+    """Return how many nodes the lookahead of each row of a batch may have.
+
+    It is made while the device is busy with a step; a node takes 5 to 10 us of a core.
+    """
+    return max(_MIN_NODES, min(_MAX_NODES, _MAX_BATCH_NODES // max(1, rows)))
+
 
 class Speculator:
     """Chooses the draft tokens of each step of vLLM. Thread-safe: `rest` has a thread of its own.
 
-    With `lag`, drafts for the next step are looked up while the device works on this one, in the
-    text before this step. Then the device chooses the drafts that fit the tokens which it has
-    written (`drafts_on_device`). Without `lag`, lookups wait for the text.
+    With `lag`, drafts for the next step are looked up while the device works on this one, for the
+    outcomes that this step may have. Then the device chooses the draft after its real outcome
+    (`drafts_on_device`). Without `lag`, lookups wait for the text.
 
     Args:
         drafter: has the sessions. It calls `rest` before it remembers outputs.
@@ -51,7 +65,8 @@ class Speculator:
         self._states = states
         self._max_nodes = max_nodes
         self._max_length = max_length
-        self._lag = max_nodes + 1 if lag else 0
+        self._lag = lag
+        self._under_way: dict[str, Tokens] = {}  # drafts that the step under way verifies
         self._head = head
         self.grammars = grammars
         self._logits: TargetLogits | None = None
@@ -106,8 +121,8 @@ class Speculator:
         num_rejected: torch.Tensor,
         native: torch.Tensor,
         max_nodes: int | None = None,
-    ) -> torch.Tensor:
-        """Return the draft tokens of each row for the next step, int64[R, K].
+    ) -> DeviceDrafts | None:
+        """Return the drafts of each row for the next step; None: all are `native`.
 
         Args:
             batch: vLLM's `InputBatch`.
@@ -122,15 +137,17 @@ class Speculator:
             with self._lock:
                 likely = None if self._logits is None else self._logits.take()
                 max_written = self._max_nodes + 1
-                self._settle(
-                    Step(batch, self._states, num_sampled, num_rejected, max_written, likely)
-                )
+                step = Step(batch, self._states, num_sampled, num_rejected, max_written, likely)
+                self._settle(step)
                 if max_nodes is None:
                     max_nodes = self._max_nodes
-                return self._drafts(batch, native, min(max_nodes, self._max_nodes))
+                drafts = self._drafts(batch, native, min(max_nodes, self._max_nodes))
+                if self._lag:
+                    step.propose(native if drafts is None else drafts.tokens)
+                return drafts
         except Exception as error:
             self.drafter.metrics.count_error("propose", error)
-            return native
+            return None
 
     def rest(self) -> None:
         """Take in the step under way: it may be the last one."""
@@ -155,6 +172,7 @@ class Speculator:
         if self._lag:
             latest, self._step = self._step, latest
         self.drafter.accept(list(self._read(latest)))
+        self._under_way = {} if latest is None else latest.drafts()
         self.drafter.finish(self._ended)
         for id in self._ended:
             self._requests.pop(id, None)
@@ -184,27 +202,39 @@ class Speculator:
         """Learn from a request's draft, and set its next one."""
         request.learn(written.tokens.size, written.verified)
         verified = request.verified(written.verified)
-        request.end_step(written.tokens, self._max_nodes)
+        request.end_step(written.tokens)
         return StepRequest(written.id, written.tokens, 0, verified, written.top_k)
 
     def _look_up(self, ids: Sequence[str], max_nodes: int) -> None:
-        """Look up the continuations of requests: `max_nodes` tokens after the step under way."""
-        nothing = torch.empty(0, dtype=torch.int32).numpy()
+        """Look up the next drafts of requests, of `max_nodes` tokens."""
+        nothing = np.zeros(0, np.int32)
+        nodes = lookahead_nodes(len(ids))
         steps = []
+        rooms = []
         for id in ids:
             room = self._max_length - 1 - self.drafter.length(id)
-            steps.append(StepRequest(id, nothing, max(0, min(self._lag + max_nodes, room))))
-        for id, chain in zip(ids, self.drafter.draft(steps, shape="chain"), strict=True):
-            request = self._requests[id]
+            if room <= 0 or not max_nodes:
+                continue
+            rooms.append(room)
+            if self._lag:
+                under_way = self._under_way.get(id, nothing)
+                steps.append(StepRequest(id, nothing, nodes, under_way=under_way))
+            else:
+                steps.append(StepRequest(id, nothing, min(max_nodes, room)))
+        trees = self.drafter.draft(steps, "chain", length=max_nodes)
+        for step, tree, room in zip(steps, trees, rooms, strict=True):
+            request = self._requests[step.id]
             try:
-                request.look_ahead(chain, self._lag, max_nodes)
+                verified = nothing if step.under_way is None else step.under_way
+                request.look_ahead(tree, verified, max_nodes, room)
                 if not self._lag:
-                    request.set_draft(nothing, max_nodes)
+                    request.set_draft(nothing)
             except Exception as error:  # of one request
                 request.forget_lookahead()
                 self.drafter.metrics.count_error("propose", error)
 
-    def _drafts(self, batch: Any, native: torch.Tensor, max_nodes: int) -> torch.Tensor:
+    def _drafts(self, batch: Any, native: torch.Tensor, max_nodes: int) -> DeviceDrafts | None:
+        """Choose the drafts of all rows; None: all are vLLM's own."""
         ids = batch.req_ids[: batch.num_reqs]
         # Rows in the middle of their prompts write nothing.
         computed = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens
@@ -213,12 +243,13 @@ class Speculator:
             [id for id, one in zip(ids, writes, strict=True) if one and id in self._requests],
             max_nodes,
         )
+        requests = [self._requests.get(id) for id in ids]
         return drafts_on_device(
-            [self._requests.get(id) for id in ids],
+            [None if request is None else request.outcomes for request in requests],
             [self.drafter.length(id) for id in ids],
-            self._lag,
             self._states.all_token_ids.gpu,
             batch.idx_mapping[: batch.num_reqs],
             self._states.total_len.gpu,
             native,
+            looks_up_texts=self._lag and self._head is None,
         )

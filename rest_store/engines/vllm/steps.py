@@ -74,10 +74,30 @@ class Step:
             "cpu", non_blocking=True
         )
         self._likely = None if likely is None else likely.to("cpu", non_blocking=True)
-        self._event = None
-        if lengths.device.type != "cpu":
-            self._event = torch.Event(device=lengths.device.type)
+        self._drafts: torch.Tensor | None = None
+        self._event: torch.Event | None = None
+        self._record(lengths.device)
+
+    def _record(self, device: torch.device) -> None:
+        """Have `read` wait for all that has been queued for the device so far."""
+        if device.type != "cpu":
+            self._event = torch.Event(device=device.type)
             self._event.record()
+
+    def propose(self, drafts: torch.Tensor) -> None:
+        """Copy the drafts of the rows for the next step, int64[R, K], from the device, too."""
+        self._drafts = drafts.to("cpu", torch.int32, non_blocking=True, copy=True)
+        self._record(drafts.device)
+
+    def drafts(self) -> dict[str, Tokens]:
+        """Return the draft of each request for the next step, after `read`."""
+        if self._drafts is None:
+            return {}
+        # A negative token is none.
+        rows = np.minimum.accumulate(self._drafts.numpy() >= 0, axis=1)
+        return {
+            id: row[own] for id, row, own in zip(self._ids, self._drafts.numpy(), rows, strict=True)
+        }
 
     def read(self) -> Iterator[Written]:
         """Yield the tokens that each request has written, once the device has done the step."""

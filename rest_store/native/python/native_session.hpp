@@ -61,11 +61,12 @@ nb::tuple scored_columns(std::span<const DraftNode> nodes, Origins&& origins_of)
   return nb::make_tuple(bytes_of(columns), bytes_of(scores), bytes_of(origins));
 }
 
-// The options of a draft. There are more costs than nodes.
-inline DraftOptions draft_options(std::size_t max_nodes, const Array<double>& costs,
-                                  bool is_chain) {
+// The options of a draft. There are more costs than nodes. With `length`, it is a lookahead.
+inline DraftOptions draft_options(std::size_t max_nodes, const Array<double>& costs, bool is_chain,
+                                  const Array<std::int32_t>& verified, std::size_t length) {
   if (costs.size() > 0) max_nodes = std::min(max_nodes, costs.size() - 1);
-  return {max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs)};
+  const Shape shape = length > 0 ? Shape::kLookahead : is_chain ? Shape::kChain : Shape::kTree;
+  return {max_nodes, shape, span_of(costs), tokens_of(verified), length};
 }
 
 // A filter written in Python: called with (node, parent, token, tokens int32[n], probabilities
@@ -167,9 +168,10 @@ class NativeSession {
     builder_.begin_text(tokens_of(tokens));
   }
 
-  // The next draft, as scored_columns(); `costs` may be empty.
-  nb::tuple draft(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
-    const DraftOptions options = draft_options(max_nodes, costs, is_chain);
+  // The next draft, as scored_columns(); the arguments are those of draft_options().
+  nb::tuple draft(std::size_t max_nodes, const Array<double>& costs, bool is_chain,
+                  const Array<std::int32_t>& verified, std::size_t length) {
+    const DraftOptions options = draft_options(max_nodes, costs, is_chain, verified, length);
     {
       const nb::gil_scoped_release release;
       begin().build(options);

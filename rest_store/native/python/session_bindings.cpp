@@ -50,11 +50,12 @@ ScoredTree scored_tree(const nb::bytes& columns, const nb::bytes& scores,
 // The merged tree, as scored_columns(), and for each tree the indices of its nodes in the merged
 // one, int32[N]. ValueError: they are no trees.
 nb::tuple merge_trees(const std::vector<std::tuple<nb::bytes, nb::bytes, nb::bytes>>& trees,
-                      std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
+                      std::size_t max_nodes, const Array<double>& costs, bool is_chain,
+                      const Array<std::int32_t>& verified, std::size_t length) {
   std::vector<ScoredTree> scored;
   for (const auto& [columns, scores, origins] : trees)
     scored.push_back(scored_tree(columns, scores, origins));
-  const MergedTree merged(scored, draft_options(max_nodes, costs, is_chain));
+  const MergedTree merged(scored, draft_options(max_nodes, costs, is_chain, verified, length));
   nb::list nodes;
   for (std::size_t tree = 0; tree < trees.size(); ++tree)
     nodes.append(bytes_of(merged.nodes_of(tree)));
@@ -62,16 +63,16 @@ nb::tuple merge_trees(const std::vector<std::tuple<nb::bytes, nb::bytes, nb::byt
       scored_columns(merged.nodes(), [](const DraftNode& node) { return node.origins; }), nodes);
 }
 
-// The next draft of each of different sessions, as `NativeSession::draft`.
+// The next draft of each of different sessions, as `NativeSession::draft`, for the options of each.
 nb::list draft_all(const std::vector<NativeSession*>& sessions,
-                   const std::vector<std::size_t>& max_nodes, bool is_chain) {
-  if (max_nodes.size() != sessions.size()) throw nb::value_error("of unequal length");
+                   const std::vector<std::tuple<std::size_t, Array<double>, bool,
+                                                Array<std::int32_t>, std::size_t>>& options) {
+  if (options.size() != sessions.size()) throw nb::value_error("of unequal length");
   {
     const nb::gil_scoped_release release;
     std::vector<BatchDraft> drafts;
     for (std::size_t i = 0; i < sessions.size(); ++i)
-      drafts.push_back(
-          {&sessions[i]->begin(), {max_nodes[i], is_chain ? Shape::kChain : Shape::kTree, {}}});
+      drafts.push_back({&sessions[i]->begin(), std::apply(draft_options, options[i])});
     build_all(drafts);
   }
   nb::list out;
@@ -130,7 +131,7 @@ void bind_sessions(nb::module_& module) {
       .def("add_reference", &NativeSession::add_reference)
       .def("prompt", &NativeSession::prompt)
       .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"),
-           nb::arg("is_chain") = false)
+           nb::arg("is_chain"), nb::arg("verified"), nb::arg("length"))
       .def("forget", &NativeSession::forget)
       .def("length", &NativeSession::length)
       .def("text", &NativeSession::text)

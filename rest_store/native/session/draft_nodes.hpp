@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "search/shard_view.hpp"
@@ -56,14 +57,52 @@ inline std::vector<std::int32_t> put_in_verification_order(std::vector<DraftNode
   return moved_to;
 }
 
-enum class Shape { kTree, kChain };
+// Put nodes, which are in the order in which they were taken, into the order of paths: right after
+// a node comes the child that was taken first, if it has any. So the likeliest chain after each
+// node is contiguous. Returns the new index of each.
+inline std::vector<std::int32_t> put_in_path_order(std::vector<DraftNode>& nodes) {
+  // Of each node, and of the context at the end, the children, the last one first.
+  std::vector<std::int32_t> last_child(nodes.size() + 1, -1), sibling_before(nodes.size(), -1);
+  const auto index_of = [&](std::int32_t parent) {
+    return parent < 0 ? nodes.size() : static_cast<std::size_t>(parent);
+  };
+  for (std::size_t i = 0; i < nodes.size(); ++i)
+    sibling_before[i] =
+        std::exchange(last_child[index_of(nodes[i].parent)], static_cast<std::int32_t>(i));
+  std::vector<std::int32_t> moved_to(nodes.size()), open;  // open: the next one is the last
+  const auto open_children = [&](std::size_t parent) {
+    for (std::int32_t child = last_child[parent]; child >= 0;
+         child = sibling_before[static_cast<std::size_t>(child)])
+      open.push_back(child);
+  };
+  std::vector<DraftNode> ordered;
+  ordered.reserve(nodes.size());
+  for (open_children(nodes.size()); !open.empty();) {
+    const auto node = static_cast<std::size_t>(open.back());
+    open.pop_back();
+    moved_to[node] = static_cast<std::int32_t>(ordered.size());
+    ordered.push_back(nodes[node]);
+    if (std::int32_t& parent = ordered.back().parent; parent >= 0)
+      parent = moved_to[static_cast<std::size_t>(parent)];
+    open_children(node);
+  }
+  nodes.swap(ordered);
+  return moved_to;
+}
+
+// A tree; a chain; or a lookahead: for the outcomes of a draft that is verified meanwhile, the
+// chains after them.
+enum class Shape { kTree, kChain, kLookahead };
 
 // What is drafted. `costs[n]` is the time of a step that verifies n nodes, and there are more of
-// them than `max_nodes`; empty: all take the same.
+// them than `max_nodes`; empty: all take the same. Of a lookahead: `verified` is the draft that is
+// verified meanwhile, `length` the most tokens of the next one.
 struct DraftOptions {
   std::size_t max_nodes;
   Shape shape = Shape::kTree;
   std::span<const double> costs;
+  std::span<const Token> verified{};
+  std::size_t length = 0;
 };
 
 }  // namespace rest_store

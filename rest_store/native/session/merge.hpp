@@ -98,7 +98,9 @@ class MergedTree {
       nodes_.push_back({path.token, node_of_[path.parent], path.depth, path.origins, score, 0});
     }
     if (!limits.costs.empty()) nodes_.resize(pruned_size(nodes_, limits.costs));
-    const std::vector<std::int32_t> moved_to = put_in_verification_order(nodes_);
+    const std::vector<std::int32_t> moved_to = limits.shape == Shape::kLookahead
+                                                   ? put_in_path_order(nodes_)
+                                                   : put_in_verification_order(nodes_);
     for (std::int32_t& node : node_of_) {
       if (node >= static_cast<std::int32_t>(nodes_.size())) node = -1;
       if (node >= 0) node = moved_to[static_cast<std::size_t>(node)];

@@ -16,10 +16,9 @@
 
 namespace rest_store {
 
-constexpr std::size_t kWindow = 64;  // last tokens of a context that sources read
-constexpr float kMinScore = 1e-9F;   // of a node
-constexpr std::size_t kMaxSuffixTail =
-    48;  // of the context that stores are asked for; below the root, the path is added
+constexpr std::size_t kWindow = 64;         // last tokens of a context that sources read
+constexpr float kMinScore = 1e-9F;          // of a node
+constexpr std::size_t kMaxSuffixTail = 32;  // of the context that stores are asked for at the root
 constexpr std::uint32_t kMaxTreeDepth = 48;
 constexpr float kMinChainScore = 0.005F;  // of a node whose continuation is looked for in a chain
 constexpr std::size_t kSmallTree =
@@ -128,6 +127,9 @@ class TreeBuilder {
     pushed_ = 0;
     expansions_ = 0;
     expansion_of_.clear();
+    path_of_.clear();
+    ends_ = 0;
+    verified_.assign(limits.verified.begin(), limits.verified.end());
     features_.clear();
     candidates_.clear();
     match_odds_ = online_.matches.odds_ratios(matches_of_text_);
@@ -145,16 +147,21 @@ class TreeBuilder {
     SourceEvidence& sources = source_evidence_[expansions_];
     sources.stores.resize(stores_.size());
     sources.live.resize(stores_.size());
-    const std::size_t depth = next_ == kContext ? 0 : node_at(next_).depth;
     const SourceEvidence* above =
         next_ == kContext
             ? nullptr
             : &source_evidence_[static_cast<std::size_t>(expansion_of(node_at(next_).parent))];
-    const std::span<const Token> suffix = tail.last(std::min(tail.size(), kMaxSuffixTail + depth));
     for (std::size_t i = 0; i < stores_.size(); ++i) {
       sources.live[i] = stores_[i]->live() && (records_ || !trees_.live.empty());
+      const Evidence* of_parent = above == nullptr ? nullptr : &above->stores[i];
+      std::size_t longest = kMaxSuffixTail;
+      if (of_parent != nullptr) {
+        // No match is longer than the parent's and one more token.
+        const BackoffLevel* level = of_parent->longest();
+        longest = std::max<std::size_t>(level == nullptr ? 0 : level->length + 1, kShort);
+      }
       requests.push_back(
-          {stores_[i], above == nullptr ? nullptr : &above->stores[i], suffix, &sources.stores[i]});
+          {stores_[i], of_parent, tail.last(std::min(tail.size(), longest)), &sources.stores[i]});
     }
   }
 
@@ -171,8 +178,14 @@ class TreeBuilder {
   void expand(DraftScratch& scratch) {
     const std::size_t first = candidates_.size();
     score_candidates(scratch);
-    if (limits_.shape == Shape::kTree) grow_tree(first);
-    else grow_chain(first);
+    switch (limits_.shape) {
+      case Shape::kTree:
+        return grow_tree(first);
+      case Shape::kChain:
+        return grow_chain(first);
+      case Shape::kLookahead:
+        return grow_lookahead(first);
+    }
   }
 
   // Learn that `likely` are the most likely tokens after `node`, or after the first `length` tokens
@@ -202,7 +215,9 @@ class TreeBuilder {
           next = static_cast<std::int32_t>(child);
       on_tree = next >= 0;
       node = next;
-      depth += on_tree;
+      // Of a lookahead, the verified draft alone was accepted.
+      depth += on_tree && (limits_.shape != Shape::kLookahead ||
+                           (i < verified_.size() && tokens[i] == verified_[i]));
     }
     if (drafted) mean_accepted_ += kLatestShare * (static_cast<float>(depth) - mean_accepted_);
     forget();
@@ -222,6 +237,9 @@ class TreeBuilder {
 
  private:
   static constexpr std::int32_t kContext = -1, kNowhere = -2;  // instead of a node
+  static constexpr std::int32_t kOfVerified = -1;  // instead of the first node of a path
+  // The probability of a verified token that no source proposed.
+  static constexpr float kUnproposed = 0.3F;
   static constexpr float kLatestShare = 0.2F;  // of the latest step in the mean accepted length
 
   // A candidate that was scored.
@@ -246,6 +264,8 @@ class TreeBuilder {
   const DraftNode& node_at(std::int32_t node) const {
     return nodes_[static_cast<std::size_t>(node)];
   }
+
+  float score_of(std::int32_t node) const { return node < 0 ? 1 : node_at(node).score; }
 
   // The last tokens of the context and the path to `node`; valid until the next call.
   std::span<const Token> tail_of(std::int32_t node) {
@@ -273,10 +293,13 @@ class TreeBuilder {
       features.depth = static_cast<float>(parent.depth);
       features.score = parent.score;
       features.probability = parent.probability;
+      if (const std::int32_t first = path_of(next_); first >= 0) as_if_written(first, features);
       expansion_of_[static_cast<std::size_t>(next_)] = static_cast<std::int32_t>(expansions_);
     }
-    const bool is_wide = features.score >= kProbable && limits_.max_nodes > kSmallTree &&
-                         limits_.shape == Shape::kTree;
+    const float score = score_of(next_);
+    // A chain, and a path of a lookahead, which is one, follow the likeliest candidate alone.
+    const bool is_wide = score >= kProbable && limits_.max_nodes > kSmallTree &&
+                         limits_.shape != Shape::kChain && path_of(next_) == kOfVerified;
     CandidateTable& candidates = scratch.candidates;
     candidates.fill(sources, hit_rates_, features, lookup_, is_wide ? kCandidates : kLanes);
     std::array<float, kCandidates> probabilities =
@@ -293,8 +316,16 @@ class TreeBuilder {
     for (const FilteredCandidate& candidate : filtered_)
       candidates_.push_back({static_cast<std::uint32_t>(expansions_), candidate.token,
                              candidate.origins, candidate.probability,
-                             features.score * candidate.probability, !is_filtered});
+                             score * candidate.probability, !is_filtered});
     ++expansions_;
+  }
+
+  // Change the features of the node that is expanded next to those that it will have once `first`,
+  // which is above it or is the same, has been written.
+  void as_if_written(std::int32_t first, NodeFeatures& features) const {
+    features.depth -= static_cast<float>(node_at(first).depth);
+    features.score /= node_at(first).score;
+    if (first == next_) features.probability = 1;
   }
 
   // Multiply the odds of the tokens that continue long matches by experience with such tokens.
@@ -387,13 +418,87 @@ class TreeBuilder {
       end();
   }
 
+  // Push the candidates from `first` on, and take the best of all pushed so far. After the context
+  // and each node of the verified draft, that may be any; elsewhere the likeliest alone, since what
+  // is drafted next is a chain.
+  void grow_lookahead(std::size_t first) {
+    if (path_of(next_) < 0) {
+      propose_verified(first);
+      for (std::size_t i = first; i < candidates_.size(); ++i) push_ahead(i);
+    } else if (first < candidates_.size()) {
+      const auto likeliest = std::max_element(
+          candidates_.begin() + static_cast<std::ptrdiff_t>(first), candidates_.end(),
+          [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
+      push_ahead(static_cast<std::size_t>(likeliest - candidates_.begin()));
+      ++ends_;
+    }
+    while (nodes_.size() + ends_ < limits_.max_nodes && !frontier_.empty()) {
+      const OpenCandidate best = frontier_.pop();
+      const bool leaves = path_of(best.parent) < 0 && !is_verified(best);
+      if (leaves && nodes_.size() + ends_ + 1 == limits_.max_nodes)
+        continue;  // no draft token would fit after it
+      take_ahead(best);
+      const auto node = static_cast<std::int32_t>(nodes_.size()) - 1;
+      const std::int32_t path = path_of(node);
+      const std::uint32_t depth = node_at(node).depth;
+      if (depth == kMaxTreeDepth || (path >= 0 && depth - node_at(path).depth == limits_.length))
+        continue;
+      next_ = node;
+      return;
+    }
+    while (!frontier_.empty())  // of what was not expanded, only the ends of chains are drafts
+      if (const OpenCandidate last = frontier_.pop(); path_of(last.parent) >= 0) take_ahead(last);
+    end();
+  }
+
+  // Make sure that the token that is verified after the node that was expanded is among the
+  // candidates from `first` on.
+  void propose_verified(std::size_t first) {
+    const std::size_t depth = next_ == kContext ? 0 : node_at(next_).depth;
+    if (depth == verified_.size() || filter_ != nullptr) return;
+    for (std::size_t i = first; i < candidates_.size(); ++i)
+      if (candidates_[i].token == verified_[depth]) return;
+    candidates_.push_back({static_cast<std::uint32_t>(expansions_ - 1), verified_[depth], 0,
+                           kUnproposed, score_of(next_) * kUnproposed, false});
+  }
+
+  void push_ahead(std::size_t candidate) {
+    frontier_.push({candidates_[candidate].score, pushed_++, candidate, next_});
+  }
+
+  void take_ahead(const OpenCandidate& open) {
+    const std::int32_t path = path_of(open.parent);
+    const std::int32_t own =
+        is_verified(open) ? kOfVerified : static_cast<std::int32_t>(nodes_.size());
+    take(open.candidate, open.parent);
+    path_of_.push_back(path >= 0 ? path : own);
+    if (path >= 0) --ends_;
+  }
+
+  // Whether a candidate is the next token of the verified draft.
+  bool is_verified(const OpenCandidate& open) const {
+    const std::size_t depth = open.parent < 0 ? 0 : node_at(open.parent).depth;
+    return path_of(open.parent) < 0 && depth < verified_.size() &&
+           candidates_[open.candidate].token == verified_[depth];
+  }
+
+  // Of a lookahead, the first node of the path by which `node` leaves the verified draft;
+  // kOfVerified: it is of that draft, or the context. Of another draft always the latter.
+  std::int32_t path_of(std::int32_t node) const {
+    return node < 0 || limits_.shape != Shape::kLookahead
+               ? kOfVerified
+               : path_of_[static_cast<std::size_t>(node)];
+  }
+
   // The draft is complete.
   void end() {
     next_ = kNowhere;
     if (!limits_.costs.empty()) nodes_.resize(pruned_size(nodes_, limits_.costs));
     const std::vector<std::int32_t> expansion_of = expansion_of_;
     expansion_of_.resize(nodes_.size());
-    const std::vector<std::int32_t> moved_to = put_in_verification_order(nodes_);
+    const std::vector<std::int32_t> moved_to = limits_.shape == Shape::kLookahead
+                                                   ? put_in_path_order(nodes_)
+                                                   : put_in_verification_order(nodes_);
     for (std::size_t i = 0; i < nodes_.size(); ++i)
       expansion_of_[static_cast<std::size_t>(moved_to[i])] = expansion_of[i];
   }
@@ -455,6 +560,11 @@ class TreeBuilder {
   std::vector<std::vector<ContinuedMatch>> continued_;  // of each expansion
   DraftOptions limits_{};
   std::int32_t next_ = kNowhere;  // the node that is expanded next
+  // Of a lookahead: the draft that is verified meanwhile, path_of() each node, and how many of the
+  // frontier continue a chain.
+  std::vector<Token> verified_;
+  std::vector<std::int32_t> path_of_;
+  std::size_t ends_ = 0;
   std::size_t expansions_ = 0;
   std::uint32_t pushed_ = 0;
   std::vector<Candidate> candidates_;        // the candidates of all expansions

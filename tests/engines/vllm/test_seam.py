@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from rest_store.engines.vllm.plugin import _warn_once
-from rest_store.engines.vllm.seam import CREATE, DEPENDENCIES, GRAMMAR_PARTS, PROPOSE
+from rest_store.engines.vllm.seam import (
+    CONFIDENCE_PARTS,
+    CREATE,
+    DEPENDENCIES,
+    GRAMMAR_PARTS,
+    PROPOSE,
+)
 from rest_store.errors import ArgumentError
 from rest_store.seam import difference, differences
 from tests.engines.vllm.engine import IN_VLLM, SPECULATIVE
@@ -20,7 +26,7 @@ pytestmark = IN_VLLM
 
 
 def test_vllm_has_what_the_table_lists() -> None:
-    assert differences((CREATE, *DEPENDENCIES, *GRAMMAR_PARTS)) == []
+    assert differences((CREATE, *DEPENDENCIES, *CONFIDENCE_PARTS, *GRAMMAR_PARTS)) == []
 
 
 def test_each_speculator_proposes_as_the_table_says() -> None:
