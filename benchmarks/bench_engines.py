@@ -31,7 +31,13 @@ import click
 
 from rest_store.bench.measurement_options import Destination, datastores_option, result_options
 from rest_store.bench.results import write_result
-from rest_store.command_options import FILE, SETTINGS, max_new_tokens_option, model_option
+from rest_store.command_options import (
+    FILE,
+    SETTINGS,
+    FloatRange,
+    max_new_tokens_option,
+    model_option,
+)
 
 ENGINES = ("vllm", "sglang")
 METHODS = {"vllm": ("none", "ngram", "suffix", "ours"), "sglang": ("none", "ngram", "ours")}
@@ -67,12 +73,12 @@ _VARIABLE = "REST_STORE_SGLANG"
     help="Requests at once. Repeatable.",
 )
 @click.option(
-    "--method",
+    "--speculation",
     "methods",
     multiple=True,
     type=click.Choice(METHODS["vllm"]),
     show_default="all of the engine",
-    help="Method that is measured. Repeatable.",
+    help="Way of drafting that is measured. Repeatable.",
 )
 @click.option(
     "--draft-tokens", metavar="N", type=click.IntRange(1), default=8, help="Draft tokens of a row."
@@ -80,7 +86,7 @@ _VARIABLE = "REST_STORE_SGLANG"
 @click.option(
     "--minutes",
     metavar="N",
-    type=click.FloatRange(0.1),
+    type=FloatRange(0.1),
     default=10.0,
     help="After this time nothing is started any more.",
 )

@@ -32,7 +32,7 @@ from build_index.target_tokenizer import TargetTokenizer
 from build_index.tokenization import load_tokenizer
 from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
-from rest_store.command_options import SETTINGS
+from rest_store.command_options import SETTINGS, FloatRange
 from rest_store.live.agent_memory import FILES
 from rest_store.live.live_datastore import LiveDatastore
 
@@ -189,19 +189,19 @@ def resident(process: subprocess.Popen[bytes]) -> float:
     "--files", metavar="N", type=click.IntRange(10), default=20_000, help="Files of the tree."
 )
 @click.option(
-    "--minutes", metavar="N", type=click.FloatRange(0), default=60.0, help="Time of the changes."
+    "--minutes", metavar="N", type=FloatRange(0), default=60.0, help="Time of the changes."
 )
 @click.option(
     "--pause",
     metavar="N",
-    type=click.FloatRange(0),
+    type=FloatRange(0),
     default=20.0,
     help="Seconds of changes between comparisons.",
 )
 @click.option(
     "--patience",
     metavar="N",
-    type=click.FloatRange(0),
+    type=FloatRange(0),
     default=600.0,
     help="Seconds after which contents must be equal.",
 )

@@ -20,7 +20,7 @@ METAVARS = {
     # Where.
     *("FILE", "DIR", "PATH", "LOCATION", "[NAME=]DIR", "ADDRESS", "[ADDRESS]", "HOST:PORT"),
     *("N", "I/N", "SECONDS", "SIZE", "T"),  # how much
-    *("NAME", "NAME_OR_PATH", "MODEL", "DEVICE", "IDS", "GLOB", "TEXT", "TEXT_OR_FILE"),
+    *("NAME", "NAME_OR_PATH", "MODEL", "DEVICE", "IDS", "GLOB", "TEXT", "TEXT_OR_FILE", "JSON"),
 }
 # Commands without --json: what they print is for a person, or goes on until they end.
 WITHOUT_JSON = {"serve"}

@@ -24,7 +24,9 @@ def test_methods_are_measured_by_rows(model: Path, datastore: Path, tmp_path: Pa
     command = [sys.executable, "benchmarks/bench_engines.py", "--model", str(model)]
     command += ["--datastore", str(datastore), "--prompts", str(prompts), "--out", str(out)]
     command += ["--rows", "1", "--rows", "2", "--max-new-tokens", "24", "--draft-tokens", "5"]
-    command += ["--method", "none", "--method", "suffix", "--method", "ours", "--minutes", "60"]
+    for way in ("none", "suffix", "ours"):
+        command += ["--speculation", way]
+    command += ["--minutes", "60"]
     command += ["--engine-options", json.dumps(OPTIONS)]
     environment = {**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{ROOT}"}
     done = subprocess.run(
