@@ -226,7 +226,8 @@ def test_tokens_of_a_prediction_are_counted(
     assert tokens == texts[3]
     figures = figures_of(server.log, id)
     assert 15 < figures["right"] <= 35
-    assert 0 < figures["wrong"] < figures["drafted"]
+    # With asynchronous steps, drafts behind the switch may come from the text instead.
+    assert figures["wrong"] < figures["drafted"]
     assert figures["right"] <= figures["accepted"]
 
 
