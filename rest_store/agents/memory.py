@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from build_index.corpus import Corpus, open_corpus
 from build_index.corpus_spec import CorpusSpec
-from build_index.documents import CorpusCounts, CorpusFile, Document
+from build_index.documents import READ, WRITTEN, CorpusCounts, CorpusFile, Document
 from build_index.duplicates import content_digest
 from build_index.fast_encoder import EncoderError
 from build_index.readers.source_tree import Globs, LocalCorpus
@@ -28,7 +28,7 @@ from build_index.texts import read, written
 from build_index.tokenization import load_tokenizer
 from rest_store.agents.record import Key, Record
 from rest_store.errors import CorpusError, CorpusNotFoundError, TokenizerLoadError, describe
-from rest_store.live.agent_memory import FILES, NAMESPACES, READ, WRITTEN
+from rest_store.live.agent_memory import FILES, NAMESPACES
 from rest_store.live.directory import is_live
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.loading.local_path import local_path

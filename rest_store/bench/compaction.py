@@ -34,8 +34,8 @@ class Context(NamedTuple):
         """Its column of a row in the results, if it has a name."""
         return {"context": self.name} if self.name else {}
 
-    def of(self, recording: Recording) -> tuple[Recording, list[Tokens]]:
-        """Return the recording with this context, and the references of its session."""
+    def cut(self, recording: Recording) -> tuple[Recording, list[Tokens]]:
+        """Return a recording whose prompt is this part, and the references of its session."""
         if self.kept_last is None or not is_cut(recording, self.kept_last):
             return recording, []
         end = recording.prompt.size - self.kept_last

@@ -112,7 +112,7 @@ def measure_known(
         if has_logits:
             own.append(learned_logits(known))
         own += sources
-        replayed, archive = context.of(recording)
+        replayed, archive = context.cut(recording)
         return replay(
             [replayed],
             own,

@@ -38,7 +38,7 @@ class DraftOptions(NamedTuple):
     length: int = 0
 
     @property
-    def of_members(self) -> DraftOptions:
+    def for_members(self) -> DraftOptions:
         """The options for sessions in other processes, which make no lookaheads but chains."""
         if not self.length:
             return self

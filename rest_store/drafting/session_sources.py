@@ -255,10 +255,10 @@ class SessionSources:
             return
         began = perf_counter()
         self._deadline = None if self._timeout is None else monotonic() + self._timeout
-        asked = options.of_members
+        member_options = options.for_members
         for opened in self.members.copy():
             try:
-                opened.member.send(asked)
+                opened.member.send(member_options)
             except Exception as error:
                 self._drop(opened, error)
             else:
@@ -276,7 +276,7 @@ class SessionSources:
             timeout = None if self._deadline is None else max(0.0, self._deadline - monotonic())
             try:
                 tree = opened.member.receive(timeout)
-                require_tree(opened.source, tree, self._options.of_members)
+                require_tree(opened.source, tree, self._options.for_members)
             except Exception as error:
                 self._drop(opened, error)
             else:
@@ -314,7 +314,7 @@ class SessionSources:
     def _constrain(self, tree: TokenTree) -> ConstrainedTree:
         if self._grammar is None:
             return unconstrained(tree)
-        return self._grammar.constrain(tree, self._options.of_members)
+        return self._grammar.constrain(tree, self._options.for_members)
 
     def forget(self) -> None:
         """Discard the latest draft, as if none had been made since the last `accept`."""

@@ -81,12 +81,12 @@ def parse_extra_arguments(arguments: object, report: Callable[[str], None]) -> d
     for name in ("group", "epoch", "namespace", "datastores"):
         if arguments.get(name) is not None:
             fields[name] = arguments[name]
-    if not drafts_of(arguments, report):
+    if not wants_drafts(arguments, report):
         fields["drafts"] = False
     return fields
 
 
-def drafts_of(arguments: object, report: Callable[[str], object]) -> bool:
+def wants_drafts(arguments: object, report: Callable[[str], object]) -> bool:
     """Return whether a request gets drafts, by the extra argument `drafts`; true if it is absent.
 
     Some engines pass true and false on as 1 and 0.

@@ -69,7 +69,7 @@ class Scopes:
         with self._lock:
             return iter([*self._named.values(), *self._adapted.values()])
 
-    def of(self, namespace: str, adapter: str) -> Scope:
+    def get(self, namespace: str, adapter: str) -> Scope:
         """Return the scope of requests.
 
         The namespace of an adapter's memory has the adapter's name behind a mark that no other

@@ -33,7 +33,7 @@ from rest_store.errors import (
     TokenizerLoadError,
     describe,
 )
-from rest_store.live.agent_memory import sources_of
+from rest_store.live.agent_memory import as_sources
 from rest_store.live.open_store import open_store
 
 _CLIENT_SECONDS = 0.1  # of a step, which waits for `source_timeout` at most
@@ -140,7 +140,7 @@ class EngineSources:
     @property
     def target(self) -> RememberTarget | None:
         """What outputs are added to unless a request chooses; None: nothing is remembered."""
-        memory: RememberTarget | None = self._scopes.of(self._settings.namespace, "").memory
+        memory: RememberTarget | None = self._scopes.get(self._settings.namespace, "").memory
         return memory
 
     def _memory(self, namespace: str) -> Any:
@@ -257,7 +257,7 @@ class EngineSources:
         report = report or (lambda reason: None)
         scope = self._scope(namespace, adapter, report)
         places = self._places(datastores, report)
-        is_default = scope is self._scopes.of(self._settings.namespace, "")
+        is_default = scope is self._scopes.get(self._settings.namespace, "")
         sources: list[Any] = []
         kept: list[int] = []
         for place, source in enumerate(self._sources):
@@ -283,7 +283,7 @@ class EngineSources:
             report(describe("request", "namespace", found, expected))
             return Scope(None)
         try:
-            return self._scopes.of(str(name), adapter)
+            return self._scopes.get(str(name), adapter)
         except Exception as error:
             report(error)
             return Scope(None)
@@ -366,7 +366,7 @@ def _kinds_of(opened: Any, namespace: str) -> dict[str, Any]:
     if namespace:
         live: Any = opened
         return {"": live.namespace(namespace)}
-    return dict(sources_of(opened))
+    return dict(as_sources(opened))
 
 
 def _normal(path: str) -> str:

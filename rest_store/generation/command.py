@@ -29,7 +29,7 @@ from rest_store.command_options import (
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
-from rest_store.live.agent_memory import sources_of
+from rest_store.live.agent_memory import as_sources
 from rest_store.live.open_store import open_store
 from rest_store.service.connection_options import Access, access_options
 from rest_store.terminal import loading
@@ -224,7 +224,7 @@ def generate(
     sources: dict[str, Any] = {}
     for location, store in stores.items():
         name = _name(location, store, **credentials)
-        kinds = sources_of(store) if isinstance(store, Store) else {"": store}
+        kinds = as_sources(store) if isinstance(store, Store) else {"": store}
         for kind, source in kinds.items():
             sources[f"{name}/{kind}" if kind else name] = source
     options: dict[str, Any] = {

@@ -5,16 +5,18 @@ Each is a namespace of a live datastore, and so a source of its own.
 
 from __future__ import annotations
 
+from build_index.documents import READ, WRITTEN
 from rest_store.datastore.store import Store
 from rest_store.live.namespace import Namespace
 
 RECORD_NAME = "remembered.sqlite"  # the file in its directory that names the files it holds
-WRITTEN, READ, FILES, HISTORY = NAMESPACES = ("written", "read", "files", "history")
+FILES, HISTORY = "files", "history"
+NAMESPACES = (WRITTEN, READ, FILES, HISTORY)
 # Texts that a model read are no source: beside its answers they cost 0.6 to 0.9% of M.
 _SOURCES = (WRITTEN, FILES, HISTORY)
 
 
-def sources_of(store: Store) -> dict[str, Store]:
+def as_sources(store: Store) -> dict[str, Store]:
     """Return a datastore as the sources of a session.
 
     Args:

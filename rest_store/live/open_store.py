@@ -10,7 +10,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.store import Store
 from rest_store.errors import DatastoreFormatError, DeadlineError, ServiceUnavailableError
-from rest_store.live.agent_memory import sources_of
+from rest_store.live.agent_memory import as_sources
 from rest_store.live.directory import is_live
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def open_datastores(paths: Sequence[Path]) -> dict[str, Store]:
     stores: dict[str, Store] = {}
     for name, path in zip(names, paths, strict=True):
         label = name if names.count(name) == 1 else str(path)
-        for kind, source in sources_of(open_store(path)).items():
+        for kind, source in as_sources(open_store(path)).items():
             stores[f"{label}/{kind}" if kind else label] = source
     opened = list(stores.values())
     for store in opened[1:]:

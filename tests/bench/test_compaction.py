@@ -35,13 +35,13 @@ def recording(top_k: int = 0) -> Recording:
 def test_a_compaction_keeps_the_first_and_the_last_tokens_and_what_is_known_of_them() -> None:
     one = recording(top_k=2)
     whole, compacted, archived = contexts(100)
-    assert whole.of(one)[0] is one
-    cut, references = compacted.of(one)
+    assert whole.cut(one)[0] is one
+    cut, references = compacted.cut(one)
     kept = [*range(KEPT_FIRST), *range(one.prompt.size - 100, one.prompt.size)]
     assert cut.prompt.tolist() == one.prompt[kept].tolist()
     assert cut.top_k.tolist() == one.top_k[[*kept, *range(one.prompt.size, 2_600)]].tolist()
     assert (cut.output.tolist(), references) == (one.output.tolist(), [])
-    same, [archive] = archived.of(one)
+    same, [archive] = archived.cut(one)
     assert same.prompt.tolist() == cut.prompt.tolist()
     assert archive.tolist() == one.prompt[KEPT_FIRST:-100].tolist()
 
@@ -50,7 +50,7 @@ def test_a_compaction_keeps_the_first_and_the_last_tokens_and_what_is_known_of_t
 def test_a_prompt_that_fits_is_left_alone(kept_last: int) -> None:
     one = recording()
     for context in (WHOLE, *contexts(kept_last)):
-        assert context.of(one) == (one, [])
+        assert context.cut(one) == (one, [])
 
 
 @pytest.fixture

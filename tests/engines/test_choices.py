@@ -18,8 +18,8 @@ from rest_store.engines.request import (
     EngineRequest,
     NewRequest,
     StepRequest,
-    drafts_of,
     parse_extra_arguments,
+    wants_drafts,
 )
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.scopes import Scope
@@ -175,9 +175,9 @@ def test_many_adapters_take_bounded_memory(tmp_path: Path) -> None:
     drafter = drafter_with(remember=str(tmp_path / "memory"))
     scopes = drafter._sources._scopes
     for number in range(200):
-        scopes.of("", f"{number}")
+        scopes.get("", f"{number}")
     assert len(list(scopes)) == 65
-    assert scopes.of("", "199") in list(scopes)
+    assert scopes.get("", "199") in list(scopes)
     drafter.close()
 
 
@@ -251,12 +251,12 @@ def test_drafts_are_switched_off_for_one_request(tmp_path: Path) -> None:
 def test_the_switch_is_read_as_engines_pass_it_on() -> None:
     failed: list[str] = []
     for value, drafts in ((False, False), (0, False), (0.0, False), (True, True), (1, True)):
-        assert drafts_of({"drafts": value}, failed.append) == drafts
-    assert drafts_of({}, failed.append)
-    assert drafts_of(None, failed.append)
+        assert wants_drafts({"drafts": value}, failed.append) == drafts
+    assert wants_drafts({}, failed.append)
+    assert wants_drafts(None, failed.append)
     assert parse_extra_arguments({"drafts": False}, failed.append)["drafts"] is False
     assert failed == []
-    assert drafts_of({"drafts": "no"}, failed.append)
+    assert wants_drafts({"drafts": "no"}, failed.append)
     assert failed == ["request: drafts is 'no', expected true or false"]
 
 

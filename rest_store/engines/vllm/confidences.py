@@ -62,7 +62,7 @@ class Confidences:
         return observe_verification
 
 
-def confidences_of(speculator: Any) -> Confidences | None:
+def find_confidences(speculator: Any) -> Confidences | None:
     """Return the chances of a speculator; None: vLLM does not verify adaptively.
 
     Raises:
@@ -70,8 +70,8 @@ def confidences_of(speculator: Any) -> Confidences | None:
     """
     if not getattr(speculator, "enable_adaptive_verification", False):
         return None
-    if found := differences(CONFIDENCE_PARTS):
-        raise TypeError("; ".join(found))
+    if problems := differences(CONFIDENCE_PARTS):
+        raise TypeError("; ".join(problems))
     confidences = Confidences(speculator.draft_token_confidence_probs)
     speculator.observe_verification = confidences.observing(speculator.observe_verification)
     return confidences

@@ -61,7 +61,7 @@ def drafts_on_device(
     """
     if all(one is None for one in outcomes):
         return None
-    table = _Table.of(outcomes, known, native.shape[1], rows.device)
+    table = _Table.from_outcomes(outcomes, known, native.shape[1], rows.device)
     offsets = torch.arange(native.shape[1], device=rows.device)
     own_lengths = lengths[rows].long()
     grown = own_lengths - table.known
@@ -142,7 +142,7 @@ class _Table(NamedTuple):
     is_looked_up: torch.Tensor
 
     @classmethod
-    def of(
+    def from_outcomes(
         cls,
         outcomes: Sequence[Outcomes | None],
         known: Sequence[int],

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from rest_store.engines.request import drafts_of
+from rest_store.engines.request import wants_drafts
 from rest_store.engines.vllm.seam import SWITCH_PARTS
 from rest_store.engines.vllm.settings import has_settings
 from rest_store.seam import differences
@@ -22,8 +22,8 @@ def install_switch(warn: Callable[[str], object]) -> None:
     Args:
         warn: called with a line if this vLLM differs from the table, and requests cannot switch.
     """
-    if found := differences(SWITCH_PARTS):
-        warn(f"rest-store: requests cannot switch drafts off in this vLLM: {found[0]}")
+    if problems := differences(SWITCH_PARTS):
+        warn(f"rest-store: requests cannot switch drafts off in this vLLM: {problems[0]}")
         return
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -50,5 +50,5 @@ def _switch_off(requests: list[Any]) -> None:
         sampling = request.sampling_params
         if not request.spec_token_ids or sampling is None or not sampling.extra_args:
             continue
-        if not drafts_of(sampling.extra_args, lambda reason: None):
+        if not wants_drafts(sampling.extra_args, lambda reason: None):
             request.spec_token_ids = []

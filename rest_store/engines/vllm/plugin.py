@@ -28,7 +28,7 @@ from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import NewRequest, parse_extra_arguments
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sources import EngineSources
-from rest_store.engines.vllm.confidences import Confidences, confidences_of
+from rest_store.engines.vllm.confidences import Confidences, find_confidences
 from rest_store.engines.vllm.device_drafts import DeviceDrafts
 from rest_store.engines.vllm.draft_switch import install_switch
 from rest_store.engines.vllm.request_grammar import RequestGrammars
@@ -118,7 +118,7 @@ def _wrapped(native: Init) -> Init:
             vllm_config, settings, device, req_states, speculator, head, log
         )
         try:
-            confidences = confidences_of(speculator)
+            confidences = find_confidences(speculator)
         except Exception as error:
             log.warning("rest-store: vLLM judges all drafts by its own chances: %s", error)
             confidences = None

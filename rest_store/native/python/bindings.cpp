@@ -33,8 +33,8 @@ std::vector<ShardView> shard_views(const nb::list& shards) {
   return out;
 }
 
-std::shared_ptr<const Sharing> sharing_of(const nb::list& shards,
-                                          std::shared_ptr<Sharing> sharing) {
+std::shared_ptr<const Sharing> require_sharing(const nb::list& shards,
+                                               std::shared_ptr<Sharing> sharing) {
   if (sharing != nullptr && sharing->size() != shards.size())
     throw nb::value_error("groups of another number of shards");
   return sharing;
@@ -60,7 +60,7 @@ class NativeKernel {
   NativeKernel(const nb::list& shards, std::uint32_t vocabulary, std::shared_ptr<Sharing> sharing)
       : shards_(shards),
         mappings_(mappings_of(shards)),
-        kernel_(shard_views(shards), vocabulary, sharing_of(shards, std::move(sharing))) {}
+        kernel_(shard_views(shards), vocabulary, require_sharing(shards, std::move(sharing))) {}
 
   nb::tuple longest_suffix_match(const Tokens& context) {
     const Suffix suffix = suffix_of(context, kMaxSuffix);

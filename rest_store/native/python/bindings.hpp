@@ -37,9 +37,9 @@ nb::bytes bytes_of(const std::vector<Item>& items) {
 // The shards of a datastore, objects of rest_store.datastore.shard.ShardView; they own nothing.
 std::vector<rest_store::ShardView> shard_views(const nanobind::list& shards);
 
-// What a reader may learn of these shards, or null. ValueError: it is of another number of shards.
-std::shared_ptr<const rest_store::Sharing> sharing_of(const nanobind::list& shards,
-                                                      std::shared_ptr<rest_store::Sharing> sharing);
+// Return the groups of these shards, or null. ValueError: they are of another number of shards.
+std::shared_ptr<const rest_store::Sharing> require_sharing(
+    const nanobind::list& shards, std::shared_ptr<rest_store::Sharing> sharing);
 
 // Add the classes and functions of each part to the module, in this order.
 void bind_calibrations(nanobind::module_& module);

@@ -25,7 +25,7 @@ struct NativeEvidenceReader {
       : keep(shards),
         reader(std::make_unique<EvidenceReader>(shard_views(shards), vocabulary, live,
                                                 std::move(cache),
-                                                sharing_of(shards, std::move(sharing)))) {}
+                                                require_sharing(shards, std::move(sharing)))) {}
 
   nb::list keep;
   std::unique_ptr<EvidenceReader> reader;

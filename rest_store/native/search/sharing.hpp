@@ -22,11 +22,11 @@ struct VisibleOccurrences {
   bool is_shared = false;  // whether enough groups wrote it; else these are the reader's own
 };
 
-// What one group may learn of the shards of a datastore. Thread-safe: it never changes.
+// The part of the shards of a datastore that one group may learn of. Thread-safe: it never changes.
 class Sharing {
  public:
-  // `groups`: of each shard. `shared_after`: how many groups have to write what others learn of.
-  // `reader`: the group that reads; null: it is no document's.
+  // `groups`: of each shard. `shared_after`: how many groups have to write a sequence that others
+  // learn of. `reader`: the group that reads; null: it is no document's.
   Sharing(std::vector<std::shared_ptr<ShardGroups>> groups, std::size_t shared_after,
           const GroupKey* reader)
       : groups_(std::move(groups)), shared_after_(shared_after) {
@@ -92,7 +92,7 @@ inline void find_occurrences(const std::vector<ShardView>& shards, const Suffix&
   }
 }
 
-// Shorten the longest match of `suffix` to what the reader may learn of. A length of `least` is
+// Shorten the longest match of `suffix` to one that the reader may learn of. A length of `least` is
 // known to be visible, or is 0. Returns whether the match is shared.
 inline bool shorten(const Sharing& sharing, const std::vector<ShardView>& shards,
                     const Suffix& suffix, std::uint32_t least, Match& match) {

@@ -109,7 +109,7 @@ struct ContinuationQuery {
   std::uint32_t length;
   std::size_t samples;
   Continuations* out;
-  const Sharing* sharing = nullptr;  // what the reader may learn of; null: everything
+  const Sharing* sharing = nullptr;  // limits the reader; null: it may learn of everything
   bool is_shared = true;             // whether it may learn of all occurrences of the match
 };
 

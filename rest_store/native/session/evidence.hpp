@@ -105,8 +105,8 @@ class EvidenceReader {
     }
   };
 
-  // `cache` belongs to the datastore. What other readers have cached there is not used. `sharing`:
-  // what the reader may learn of; null: everything.
+  // `cache` belongs to the datastore. The entries of other readers are not used. `sharing`:
+  // limits the reader; null: it may learn of everything.
   EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary, bool live,
                  std::shared_ptr<SuffixCache> cache, std::shared_ptr<const Sharing> sharing)
       : shards_(std::move(shards)),

@@ -4,7 +4,7 @@
 // The trees were fitted to texts in which seven or eight of ten long matches go on. Where a text is
 // written a second time, all of them do; where a template was filled in anew, few do. A few tokens
 // of a text show which it is. So the odds of a token that continues a long match are multiplied by
-// the odds of what came true over the odds of what was promised.
+// the odds of the outcomes over the odds that the trees promised.
 #pragma once
 
 #include <algorithm>
@@ -41,13 +41,13 @@ class MatchExperience {
     counts.right += static_cast<float>(right);
   }
 
-  // Add what one step has learnt. Old experience is halved now and then.
+  // Add the experience of one step. Old experience is halved now and then.
   void add(const MatchExperience& before, const MatchExperience& after) {
     for (std::size_t i = 0; i < kMatchClasses; ++i) {
       Counts& counts = counts_[i];
       counts.add(after.counts_[i], 1);
       counts.add(before.counts_[i], -1);
-      if (counts.tried > kMostTried)
+      if (counts.tried > kMaxTried)
         counts = {counts.tried / 2, counts.promised / 2, counts.right / 2};
     }
   }
@@ -66,7 +66,7 @@ class MatchExperience {
   }
 
  private:
-  static constexpr float kMostTried = 2000;    // tokens
+  static constexpr float kMaxTried = 2000;     // tokens
   static constexpr float kSharedWeight = 100;  // tokens
   static constexpr float kAssumed = 1;         // right and wrong tokens assumed before any
 

@@ -37,7 +37,8 @@ struct MatchTree {
 class Drafter {
  public:
   // The tree of the `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`, in
-  // the order of FORMAT.md, section 7. `sharing`: what the reader may learn of; null: everything.
+  // the order of FORMAT.md, section 7. `sharing`: limits the reader; null: it may learn of
+  // everything.
   MatchTree draft(const std::vector<ShardView>& shards, const Match& match,
                   std::uint32_t vocabulary, const Limits& limits, const Sharing* sharing) {
     if (match.count == 0) return {};

@@ -14,7 +14,7 @@ class Kernel {
     Drafter drafter;
   };
 
-  // `sharing`: what the reader may learn of; null: everything.
+  // `sharing`: limits the reader; null: it may learn of everything.
   Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary,
          std::shared_ptr<const Sharing> sharing)
       : shards_(std::move(shards)), vocabulary_(vocabulary), sharing_(std::move(sharing)) {}
