@@ -247,6 +247,8 @@ def test_an_interrupt_while_workers_start_is_one_line(corpora, tokenizer, out):
         corpora[0].path,
         "--tokenizer",
         tokenizer,
+        "--shard-tokens",  # by default, a shard may leave no memory for two workers
+        700,
         "--workers",
         2,
         "--out",
