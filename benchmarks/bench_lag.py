@@ -9,6 +9,9 @@ last row is without this. Rows of a step for which nothing is known have no draf
 Each session knows nothing at first, or the outputs of the recordings of --history-from, and those
 that were replayed before, in a live datastore.
 
+The rule of vLLM's own suffix speculator, which runs on the device and so has no lag, knows the same
+outputs. Of several depths of its matches, the best one is reported.
+
 Then the time of lookups is measured, in microseconds of a core, which others cannot change: of
 batches of 1, 16 and 64 rows, with as many nodes as the plug-in takes for so many rows.
 """
@@ -17,8 +20,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +48,7 @@ from rest_store.bench.recordings import (
 )
 from rest_store.bench.replay import Drafter, Outcome, Tokens, walk
 from rest_store.bench.results import write_result
+from rest_store.bench.suffix_rule import SuffixMemory, SuffixRule
 from rest_store.command_options import SETTINGS
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
@@ -60,6 +64,7 @@ from rest_store.live.open_store import open_datastores
 ROWS = (1, 16, 64)  # of batches whose lookups are timed
 STEPS = 30  # of each
 ROOM = 1 << 20  # tokens that a text may still grow by
+DEPTHS = (8, 16, 24, 64)  # of the matches of vLLM's rule; 24 is its default
 
 
 class Way(NamedTuple):
@@ -136,6 +141,33 @@ class Request:
         return chosen[np.minimum.accumulate(chosen >= 0)]
 
 
+class RuleRequest:
+    """A drafter for `walk`: one request of vLLM's suffix speculator.
+
+    Args:
+        rule: its drafts.
+        length: draft tokens that a step verifies.
+    """
+
+    def __init__(self, rule: SuffixRule, length: int) -> None:
+        self._rule = rule
+        self._length = length
+        self._has_read = False
+
+    def draft(self, max_nodes: int, costs: object = None) -> TokenTree:
+        """Return the chain that the step verifies; the first step reads the prompt."""
+        return self._rule.draft(self._length) if self._has_read else TokenTree([], [], [])
+
+    def accept(self, tokens: Tokens, top_k: Tokens | None) -> None:
+        """Take the tokens of the step."""
+        self._rule.accept(tokens)
+        self._has_read = True
+
+    def close(self) -> None:
+        """End the request, and remember its output."""
+        self._rule.close()
+
+
 @click.command(
     help=__doc__,
     context_settings=SETTINGS,
@@ -183,19 +215,26 @@ def main(
     chosen = unfitted(read, Calibration.default(), "bench_lag.py")
     histories = {"nothing": [], **remembered(history_from, chosen, stores, tokenizer)}
     ways = [Way(), *(Way(nodes) for nodes in max_nodes), Way(max(max_nodes), looks_up_texts=False)]
-    table_rows = []
+    table_rows: list[dict[str, Any]] = []
+
+    def show(knows: str, columns: Mapping[str, Any], outcome: Outcome) -> None:
+        row = {
+            "knows": knows,
+            **columns,
+            "M": round(outcome.mean_accepted, 4),
+            "median M": round(outcome.median_accepted, 4),
+            "verified": round(outcome.drafted, 2),
+        }
+        click.echo(", ".join(f"{name} {value}" for name, value in row.items()))
+        table_rows.append(row)
+
     for knows, known in histories.items():
+        by_depth = {depth: by_rule(chosen, known, depth, draft_tokens) for depth in DEPTHS}
+        best = max(by_depth, key=lambda depth: by_depth[depth].mean_accepted)
+        show(knows, {"way": "vLLM's rule", "depth": best}, by_depth[best])
         for way in ways:
             outcome = replayed(chosen, known, identity, list(stores.values()), way, draft_tokens)
-            row = {
-                "knows": knows,
-                **way.columns,
-                "M": round(outcome.mean_accepted, 4),
-                "median M": round(outcome.median_accepted, 4),
-                "verified": round(outcome.drafted, 2),
-            }
-            click.echo(", ".join(f"{name} {value}" for name, value in row.items()))
-            table_rows.append(row)
+            show(knows, way.columns, outcome)
     known = [*histories.values()][-1]
     times = timed(chosen, known, identity, list(stores.values()), draft_tokens)
     for time_row in times:
@@ -234,6 +273,20 @@ def replayed(
             if len(before) >= len(known):
                 outcomes.append(walk([one], opening, max_nodes=length))
     return Outcome.from_outcomes(outcomes)
+
+
+def by_rule(
+    recordings: Sequence[Recording], known: Sequence[Recording], depth: int, length: int
+) -> Outcome:
+    """Replay recordings one after the other with vLLM's rule, with a memory of those known."""
+    memory = SuffixMemory()
+    for one in known:
+        memory.add(one.prompt, one.output)
+    return walk(
+        recordings,
+        lambda prompt: closing(RuleRequest(SuffixRule(memory, prompt, depth=depth), length)),
+        max_nodes=length,
+    )
 
 
 def timed(
