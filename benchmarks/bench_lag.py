@@ -3,8 +3,9 @@
 Where vLLM schedules asynchronously, the text of the step under way is not known. The same
 recordings are replayed in several ways. Drafts wait for the text; or the functions of the plug-in
 choose each draft among those for all outcomes that a lookahead of so many nodes has. If the outcome
-is not among them, the device continues the longest suffix of the text that occurred in it before. A
-last row is without this. Rows of a step for which nothing is known have no drafts.
+is not among them, the device continues the longest suffix of the text that occurred before in it,
+or in the remembered outputs. The last rows are without these, and without both. Rows of a step for
+which nothing is known have no drafts.
 
 Each session knows nothing at first, or the outputs of the recordings of --history-from, and those
 that were replayed before, in a live datastore.
@@ -18,6 +19,7 @@ batches of 1, 16 and 64 rows, with as many nodes as the plug-in takes for so man
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +58,9 @@ from rest_store.drafting.batch import accept_all, draft_all, look_ahead_all
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.engines.latest_outputs import LatestOutputs
 from rest_store.engines.vllm.device_drafts import drafts_on_device
+from rest_store.engines.vllm.device_memory import DeviceMemory
 from rest_store.engines.vllm.outcomes import Outcomes
 from rest_store.engines.vllm.speculator import lookahead_nodes
 from rest_store.live.open_store import open_datastores
@@ -72,17 +76,18 @@ class Way(NamedTuple):
 
     Attributes:
         nodes: of a lookahead; 0: drafts wait for the text.
-        looks_up_texts: whether the device continues texts whose outcome was not foreseen.
+        searched: where the device searches for texts whose outcome was not foreseen: "text and
+            memory", "text" or "nothing".
     """
 
     nodes: int = 0
-    looks_up_texts: bool = True
+    searched: str = "text and memory"
 
     @property
     def columns(self) -> dict[str, Any]:
         """The first columns of its row in the results."""
         way = "ahead" if self.nodes else "waiting"
-        return {"way": way, "nodes": self.nodes, "device looks up": self.looks_up_texts}
+        return {"way": way, "nodes": self.nodes, "device searches": self.searched}
 
 
 class Request:
@@ -93,10 +98,19 @@ class Request:
         prompt: the text so far.
         way: of drafting.
         length: draft tokens that a step verifies.
+        memory: remembered outputs, as the device has them.
     """
 
-    def __init__(self, session: DraftSession, prompt: Tokens, way: Way, length: int) -> None:
+    def __init__(
+        self,
+        session: DraftSession,
+        prompt: Tokens,
+        way: Way,
+        length: int,
+        memory: torch.Tensor | None,
+    ) -> None:
         self._session = session
+        self._memory = memory if way.searched == "text and memory" else None
         self._way = way
         self._length = length
         self._known = prompt.size
@@ -133,7 +147,8 @@ class Request:
             torch.tensor([0]),
             torch.tensor([end]),
             torch.full((1, self._length), -1),
-            looks_up_texts=self._way.looks_up_texts,
+            looks_up_texts=self._way.searched != "nothing",
+            memories=[self._memory],
         )
         assert drafts is not None
         self._known = end
@@ -214,7 +229,8 @@ def main(
     read = read_all(recordings, stores, tokenizer)[::every]
     chosen = unfitted(read, Calibration.default(), "bench_lag.py")
     histories = {"nothing": [], **remembered(history_from, chosen, stores, tokenizer)}
-    ways = [Way(), *(Way(nodes) for nodes in max_nodes), Way(max(max_nodes), looks_up_texts=False)]
+    less = [Way(max(max_nodes), searched) for searched in ("text", "nothing")]
+    ways = [Way(), *(Way(nodes) for nodes in max_nodes), *less]
     table_rows: list[dict[str, Any]] = []
 
     def show(knows: str, columns: Mapping[str, Any], outcome: Outcome) -> None:
@@ -260,6 +276,10 @@ def replayed(
     calibration = Calibration.default()
     outcomes = []
     with new_live_datastore(tokenizer) as live:
+        # It is read anew for each recording, as if much time had passed.
+        outputs = LatestOutputs(live, clock=itertools.count(step=100).__next__)
+        outputs.tokens()
+        memory = DeviceMemory(torch.device("cpu"))
         sources: list[object] = [PromptLookup(), *stores, live]
         if any(one.top_k.size for one in recordings):
             sources.append(RecycledLogits())
@@ -267,7 +287,8 @@ def replayed(
         @contextmanager
         def opening(prompt: Tokens) -> Iterator[Drafter]:
             with DraftSession(sources, prompt, calibration=calibration, learn=False) as session:
-                yield Request(session, prompt, way, length)
+                outputs.refresh()
+                yield Request(session, prompt, way, length, memory.copy_of(outputs.tokens()))
 
         for one, before in in_turn([*known, *recordings], live):
             if len(before) >= len(known):
