@@ -25,7 +25,7 @@ from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.secrets import LEFT_OUT, text_without_secrets, without_secrets
 from build_index.target_tokenizer import TargetTokenizer, Tokens
 from build_index.texts import read, written
-from build_index.tokenization import load_tokenizer
+from build_index.tokenization import load_in_process, load_tokenizer
 from rest_store.agents.record import Key, Record
 from rest_store.errors import CorpusError, CorpusNotFoundError, TokenizerLoadError, describe
 from rest_store.live.agent_memory import FILES, NAMESPACES
@@ -325,4 +325,5 @@ def _tokenizer(
         found, expected = "unknown", "--tokenizer, for a memory that is begun"
         raise TokenizerLoadError(describe(directory, "tokenizer", found, expected))
     template = settings.get("chat_template")
-    return load_tokenizer(settings["tokenizer"], chat_template=template), settings
+    loaded = load_in_process(settings["tokenizer"])
+    return load_tokenizer(loaded, chat_template=template), settings

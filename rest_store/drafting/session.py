@@ -19,7 +19,7 @@ from rest_store.drafting.draft_options import (
     parse_references,
     parse_tokens,
 )
-from rest_store.drafting.session_sources import Drop, SessionSources
+from rest_store.drafting.session_sources import Omission, SessionSources
 from rest_store.drafting.sources import require_source_timeout, require_sources
 from rest_store.drafting.steps import Drafted, accept_step, draft_step
 from rest_store.errors import DataFileError
@@ -60,19 +60,19 @@ class SessionStatistics:
         """Count a step."""
         self.steps += 1
         self.waited = drafted.waited
-        if not drafted.drops and not self.absent:
+        if not drafted.omissions and not self.absent:
             return
         before = self.absent
         self.absent = {}
         # Partitions of a source count once.
-        drop_of_source = {drop.source: drop for drop in drafted.drops}
-        for source, drop in drop_of_source.items():
-            self._add_drop(drop)
+        by_source = {omission.source: omission for omission in drafted.omissions}
+        for source, omission in by_source.items():
+            self._count_omission(omission)
             steps = before[source].steps + 1 if source in before else 1
-            self.absent[source] = Absence(steps, f"{source}: {drop.text[:_MAX_ERROR_LENGTH]}")
+            self.absent[source] = Absence(steps, f"{source}: {omission.text[:_MAX_ERROR_LENGTH]}")
 
-    def _add_drop(self, drop: Drop) -> None:
-        key = drop.source, drop.why
+    def _count_omission(self, omission: Omission) -> None:
+        key = omission.source, omission.why
         self.dropped[key] = self.dropped.get(key, 0) + 1
 
 

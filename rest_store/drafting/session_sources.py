@@ -41,7 +41,7 @@ NodeIndices = npt.NDArray[np.int32]
 _NO_NODES = np.zeros(0, np.int32)
 
 
-class Drop(NamedTuple):
+class Omission(NamedTuple):
     """A source that a step goes on without.
 
     Attributes:
@@ -55,8 +55,8 @@ class Drop(NamedTuple):
     text: str
 
     @classmethod
-    def from_error(cls, source: str, error: Exception) -> Drop:
-        """Return the drop of a source that raised `error`."""
+    def from_error(cls, source: str, error: Exception) -> Omission:
+        """Return the omission of a source that raised `error`."""
         why = "error"
         if isinstance(error, TokenizerMismatchError):
             why = "tokenizer"
@@ -72,8 +72,8 @@ class OpenMember:
     Attributes:
         source: name of its source.
         member: the member.
-        nodes: for each node of the member's last tree, its index in the session's tree; None if it
-            is unknown whether there is such a tree.
+        nodes: for each node of the member's tree, its index in the session's tree. None: no tree
+            has arrived in this step. Empty: `accept` has cleared it.
     """
 
     source: str
@@ -137,8 +137,8 @@ class SessionSources:
         self._timeout = timeout
         self._is_closed = False
         self._grammar: SessionGrammar | None = None
-        self._permanent_drops: list[Drop] = []
-        self._step_drops: list[Drop] = []  # of this step
+        self._permanent_omissions: list[Omission] = []
+        self._step_omissions: list[Omission] = []  # of this step
         self._waiting: list[OpenMember] = []  # members whose trees have not come in this step
         self._deadline: float | None = None  # of this step, as of `time.monotonic`
         self._options = DraftOptions(0)  # of this step
@@ -168,7 +168,7 @@ class SessionSources:
             try:
                 tokenizer.require_same(opened.store.tokenizer, "draft session")
             except TokenizerMismatchError as error:
-                self._leave_out_datastore(index, Drop.from_error(self._names[index], error))
+                self._leave_out_datastore(index, Omission.from_error(self._names[index], error))
         return tokenizer
 
     def _open_grammar(self, sources: Sequence[object]) -> None:
@@ -178,12 +178,12 @@ class SessionSources:
             try:
                 self._grammar = SessionGrammar(source, 1 << index, self._report_grammar)
             except Exception as error:
-                self._permanent_drops.append(Drop.from_error(self._names[index], error))
+                self._permanent_omissions.append(Omission.from_error(self._names[index], error))
                 return
             self.native.use_filter(index, self._grammar.filter)
 
     def _report_grammar(self, error: Exception) -> None:
-        self._permanent_drops.append(Drop.from_error("grammar", error))
+        self._permanent_omissions.append(Omission.from_error("grammar", error))
 
     def _open_members(
         self,
@@ -194,43 +194,35 @@ class SessionSources:
         learn: bool,
     ) -> None:
         """Open the sessions of the sources in other processes."""
-        lookup_origin = 0
-        logits_origin = 0
-        logits_key = None
-        for index, source in enumerate(sources):
-            if isinstance(source, PromptLookup):
-                lookup_origin = 1 << index
-            elif isinstance(source, RecycledLogits):
-                logits_origin = 1 << index
-                logits_key = source.key
+        origins = _member_origins(sources)
         for index, source in enumerate(sources):
             if isinstance(source, Store | PromptLookup | RecycledLogits | Grammar):
                 continue
             assert isinstance(source, MemberSource)  # as `require_sources` has checked
             self.service_origins |= 1 << index
             settings = MemberSettings(
-                learn,
-                tokenizer,
-                bool(lookup_origin),
-                references,
-                logits_key,
-                Origins(1 << index, lookup_origin, logits_origin),
-                self._group,
+                learn=learn,
+                tokenizer=tokenizer,
+                prompt_lookup=bool(origins.prompt_lookup),
+                references=references,
+                recycled_logits=_logits_key(sources),
+                origins=origins._replace(datastores=1 << index),
+                group=self._group,
             )
             name = self._names[index]
             try:
                 for member in source.members(settings, self._text):
                     self.members.append(OpenMember(name, member))
             except Exception as error:
-                self._permanent_drops.append(Drop.from_error(name, error))
+                self._permanent_omissions.append(Omission.from_error(name, error))
 
     def _text(self) -> npt.NDArray[np.int32]:
         return np.frombuffer(self.native.text(), np.int32)
 
     @property
-    def drops(self) -> list[Drop]:
+    def omissions(self) -> list[Omission]:
         """The sources that the latest step goes on without."""
-        return self._permanent_drops + self._step_drops
+        return self._permanent_omissions + self._step_omissions
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -243,7 +235,7 @@ class SessionSources:
         """Begin a step: ask the members for their trees, if `services` are to be asked."""
         self._options = options
         self._merged = None
-        self._step_drops = []
+        self._step_omissions = []
         self._answers = []
         self._waiting = []
         self.waited = 0.0
@@ -260,7 +252,7 @@ class SessionSources:
             try:
                 opened.member.send(member_options)
             except Exception as error:
-                self._drop(opened, error)
+                self._leave_out_of_step(opened, error)
             else:
                 self._waiting.append(opened)
         self.waited = perf_counter() - began
@@ -278,7 +270,7 @@ class SessionSources:
                 tree = opened.member.receive(timeout)
                 require_tree(opened.source, tree, self._options.for_members)
             except Exception as error:
-                self._drop(opened, error)
+                self._leave_out_of_step(opened, error)
             else:
                 self._answers.append((opened, tree))
         self.waited += perf_counter() - began
@@ -304,12 +296,25 @@ class SessionSources:
             indices = [np.arange(len(merged), dtype=np.int32)]
         else:
             merged, indices = merge_trees(trees, self._options)
-        for number, (opened, _) in enumerate(self._answers):
-            # Index -1, a node that the grammar has removed, reads the element that is appended.
-            opened.nodes = np.append(indices[number], np.int32(-1))[constrained[number].nodes]
+        self._map_nodes(indices, constrained)
         self._kernel_nodes = _NO_NODES if columns is None else indices[-1]
         self._merged = merged
         return merged
+
+    def _map_nodes(
+        self, indices: Sequence[NodeIndices], constrained: Sequence[ConstrainedTree]
+    ) -> None:
+        """Set `nodes` of each member that has answered.
+
+        Args:
+            indices: for each tree that was merged, the members' first, the indices of its nodes in
+                the merged tree.
+            constrained: the members' trees as the grammar has left them.
+        """
+        for number, (opened, _) in enumerate(self._answers):
+            # Index -1, a node that the grammar has removed, reads the element that is appended.
+            merged_or_removed = np.append(indices[number], np.int32(-1))
+            opened.nodes = merged_or_removed[constrained[number].nodes]
 
     def _constrain(self, tree: TokenTree) -> ConstrainedTree:
         if self._grammar is None:
@@ -356,7 +361,7 @@ class SessionSources:
             try:
                 opened.member.accept(accepted.tokens, accepted.top_k, rows)
             except Exception as error:
-                self._leave_out_member(opened, Drop.from_error(opened.source, error))
+                self._leave_out_for_good(opened, Omission.from_error(opened.source, error))
             opened.nodes = _NO_NODES
         self._merged = None
 
@@ -371,25 +376,26 @@ class SessionSources:
         faults = {index: opened.fault() for index, opened in self.datastores.items()}
         for index, fault in faults.items():
             if fault:
-                self._leave_out_datastore(index, Drop(self._names[index], "error", fault))
+                self._leave_out_datastore(index, Omission(self._names[index], "error", fault))
         return any(faults.values())
 
-    def _leave_out_datastore(self, index: int, drop: Drop) -> None:
-        """Draft without a datastore from now on; every step counts that."""
+    def _leave_out_datastore(self, index: int, omission: Omission) -> None:
+        """Draft without a datastore from now on. Every step counts the omission."""
         del self.datastores[index]
         self.native.remove_store(index)
-        self._permanent_drops.append(drop)
+        self._permanent_omissions.append(omission)
 
-    def _drop(self, opened: OpenMember, error: Exception) -> None:
-        """Go on without a member: in this step, or for good if it has another tokenizer."""
-        drop = Drop.from_error(opened.source, error)
-        if drop.why == "tokenizer":
-            self._leave_out_member(opened, drop)
+    def _leave_out_of_step(self, opened: OpenMember, error: Exception) -> None:
+        """Go on without a member in this step, or for good if it has another tokenizer."""
+        omission = Omission.from_error(opened.source, error)
+        if omission.why == "tokenizer":
+            self._leave_out_for_good(opened, omission)
         else:
-            self._step_drops.append(drop)
+            self._step_omissions.append(omission)
 
-    def _leave_out_member(self, opened: OpenMember, drop: Drop) -> None:
-        self._permanent_drops.append(drop)
+    def _leave_out_for_good(self, opened: OpenMember, omission: Omission) -> None:
+        """Close a member, and draft without it from now on. Every step counts the omission."""
+        self._permanent_omissions.append(omission)
         self.members.remove(opened)
         with suppress(Exception):
             opened.member.close()
@@ -405,6 +411,29 @@ class SessionSources:
         for opened in self.members:
             with suppress(Exception):  # the others are closed, too
                 opened.member.close()
+
+
+def _member_origins(sources: Sequence[object]) -> Origins:
+    """Return the bits of the session's prompt lookup and recycled logits; 0: it has none.
+
+    A member has its own, whose candidates count as the session's.
+    """
+    lookup_origin = 0
+    logits_origin = 0
+    for index, source in enumerate(sources):
+        if isinstance(source, PromptLookup):
+            lookup_origin = 1 << index
+        elif isinstance(source, RecycledLogits):
+            logits_origin = 1 << index
+    return Origins(0, lookup_origin, logits_origin)
+
+
+def _logits_key(sources: Sequence[object]) -> bytes | None:
+    """Return the key of the session's recycled logits; None: they are no source."""
+    for source in sources:
+        if isinstance(source, RecycledLogits):
+            return source.key
+    return None
 
 
 def _rows_of_nodes(nodes: NodeIndices | None, node_top_k: TopK | None) -> TopK | None:

@@ -9,7 +9,7 @@ from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.draft_options import Accepted, DraftOptions
 from rest_store.drafting.kernel_session import append_all
-from rest_store.drafting.session_sources import Drop, SessionSources
+from rest_store.drafting.session_sources import Omission, SessionSources
 
 if TYPE_CHECKING:
     from rest_store._kernel import ScoredColumns
@@ -20,12 +20,12 @@ class Drafted(NamedTuple):
 
     Attributes:
         tree: the draft.
-        drops: the sources that the step went on without.
+        omissions: the sources that the step went on without.
         waited: seconds that it waited for services.
     """
 
     tree: TokenTree
-    drops: list[Drop]
+    omissions: list[Omission]
     waited: float
 
 
@@ -56,7 +56,7 @@ def draft_step(
         drafted = []
         for number, session in enumerate(sessions):
             tree = session.merge(columns.get(number))
-            drafted.append(Drafted(tree, session.drops, session.waited))
+            drafted.append(Drafted(tree, session.omissions, session.waited))
         return drafted
     except BaseException:
         for session in sessions:

@@ -10,9 +10,9 @@ class DraftCounts:
     """The work of the draft sessions of one generation.
 
     Attributes:
-        asked: trees asked for.
+        requested: trees requested.
         empty: of these, trees without a node: nothing matched, or nothing was likely enough to pay.
-        paused: steps in which no tree was asked for, although there could have been one: drafting
+        paused: steps in which no tree was requested, although there could have been one: drafting
             did not pay.
         nodes: draft tokens verified.
         accepted: draft tokens accepted.
@@ -22,7 +22,7 @@ class DraftCounts:
             sessions close.
     """
 
-    asked: int = 0
+    requested: int = 0
     empty: int = 0
     paused: int = 0
     nodes: int = 0

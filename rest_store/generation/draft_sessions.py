@@ -119,7 +119,7 @@ class DraftSessions:
             if session is not None and depths[row] > 0:
                 sessions[row] = session
         trees = [EMPTY] * len(depths)
-        self.counts.asked += len(sessions)
+        self.counts.requested += len(sessions)
         self.waited = 0.0
         is_batch = costs is not None and len(sessions) > 1
         own_costs = None if is_batch else costs

@@ -134,7 +134,7 @@ class Statistics:
     def no_gain(self) -> str:
         """Why no draft token was accepted; empty if some were, or if nothing was to be drafted."""
         drafts = self.drafts
-        if drafts.accepted or not drafts.asked + drafts.paused:
+        if drafts.accepted or not drafts.requested + drafts.paused:
             return ""
         reasons = [
             (drafts.nodes, f"{counted(drafts.nodes, 'draft token')} verified, all of them wrong"),

@@ -115,7 +115,7 @@ def test_a_malformed_tree_costs_its_member_the_step(found: str, others: int) -> 
         session.accept([5])
         alone = session.draft(3)
         assert len(alone) == 3 * others, "the other one's"
-        assert [found in drop.text for drop in session._sources.drops] == [True]
+        assert [found in omission.text for omission in session._sources.omissions] == [True]
         session.accept([5])
         assert session.draft(3).tokens.tolist() == whole.tokens.tolist(), "it is asked again"
         assert session.statistics.dropped == {("scripted", "error"): 1}

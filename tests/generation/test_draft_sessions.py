@@ -97,7 +97,7 @@ def test_a_source_that_raises_changes_nothing(where: str, after: int, rows: int)
             "a member that has lost the text is not asked again"
         )
     elif where != "close":
-        assert counts.dropped == {("drafted", "error"): counts.asked - rows * after}
+        assert counts.dropped == {("drafted", "error"): counts.requested - rows * after}
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -121,7 +121,7 @@ def test_a_tree_that_cannot_be_verified_costs_its_step_alone(every: int, rows: i
         output = drafted(model, inputs, plain, script, **FIXED)
     assert torch.equal(output.sequences, plain)
     counts = output.statistics.drafts
-    assert counts.asked == steps, "the sessions go on"
+    assert counts.requested == steps, "the sessions go on"
     assert counts.failed == steps // every
     assert (counts.accepted > 0) == (every > 1)
 

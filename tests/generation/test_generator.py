@@ -203,7 +203,7 @@ def test_no_drafter_is_plain_decoding() -> None:
         )
         assert torch.equal(output.sequences, plain)
         assert output.statistics.forward_passes == FIXED["max_new_tokens"]
-        assert output.statistics.drafts.asked == 0
+        assert output.statistics.drafts.requested == 0
 
 
 # --- Stop strings ---------------------------------------------------------------------------------

@@ -106,4 +106,4 @@ def test_a_slow_service_that_adds_nothing_is_asked_less_while_the_rest_drafts_on
     )
     output = drafted(model, [store, slow], plain)
     assert output.statistics.mean_tokens > 2
-    assert len(slow.calls("receive")) < output.statistics.drafts.asked / 2
+    assert len(slow.calls("receive")) < output.statistics.drafts.requested / 2
