@@ -150,7 +150,7 @@ def failing(
 def test_an_interrupt_loses_nothing_and_adds_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool, size: int
 ) -> None:
-    """Before the commit and between it and what is shown to queries."""
+    """The interrupt comes before the commit, or between the commit and its publication."""
     commit = Documents.commit
     interrupt = failing(1, KeyboardInterrupt())
 
