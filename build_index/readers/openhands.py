@@ -43,7 +43,7 @@ def history_of(record: Mapping[str, Any]) -> list[Any] | None:
 
 
 def add_event(turns: Turns, event: object, origin: str) -> None:
-    """Add what an event says; count it if its type is unknown."""
+    """Add the content of an event; count the event if its type is unknown."""
     if not isinstance(event, Mapping):
         turns.unknown("an event", type(event).__name__, origin)
     elif "kind" in event:

@@ -1,8 +1,8 @@
 """The files of a directory, in a fixed order, and the globs that choose among them.
 
 `*` and `?` match within one name, `**` across directories, `[...]` one character. A glob without a
-slash matches at any depth, one with a slash from the top. Excluding a directory excludes what is in
-it.
+slash matches at any depth, one with a slash from the top. If a directory is excluded, so is its
+content.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Transcripts of agents and logs of models, as conversations: which reader, and the documents.
 
-A document is one conversation with the name of its session. What the model wrote in it are the
-turns of the role `assistant`; all others it read (`build_index/texts.py` takes them apart).
+A document is one conversation with the name of its session. The model wrote the turns of the
+role `assistant`, and read all others (`build_index/texts.py` takes them apart).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Lines(NamedTuple):
 
     Attributes:
         session_of: returns the session of a record; None: that of the record before it.
-        add: adds what a record says to the turns of its session.
+        add: adds the content of a record to the turns of its session.
     """
 
     session_of: Callable[[Mapping[str, Any]], str | None]
@@ -66,7 +66,7 @@ def read_transcript(
 ) -> Iterator[Document]:
     """Yield the conversations of a transcript, session after session.
 
-    What is malformed is an error if the file was named, and counted otherwise. A last line without
+    A malformed record is an error if the file was named, and counted otherwise. A last line without
     an end is still being written, and only counted.
 
     Args:

@@ -56,7 +56,7 @@ _differences: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary(
 
 
 def require_continuation(model: Any) -> None:
-    """Check that passes over several tokens behind a filled cache do what single steps do.
+    """Check that passes over several tokens behind a filled cache equal single steps.
 
     A model of no known family is tried once: about ten passes over a few tokens.
 

@@ -46,7 +46,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         _move_states(layer, self)
         # Of the latest pass, behind the state before it.
         self._conv_inputs: dict[int, torch.Tensor] = {}
-        # The latest pass: a state, or what states are made of (`StateParts`).
+        # The latest pass: a state, or the parts of states (`StateParts`).
         self._recurrent_after: dict[int, Any] = {}
 
     def update_conv_state(

@@ -1,7 +1,7 @@
 """Verification of trees with a model that has recurrent state, whose mixers can read trees.
 
-While a pass reads a tree, states stay as they are. What the state at any node is made of is kept
-beside them, and after acceptance the state at the last accepted node takes their place: nothing is
+While a pass reads a tree, states stay as they are. The parts of the state at each node are kept
+beside them. After acceptance, the state at the last accepted node takes their place: nothing is
 read again. A pass over one token changes states in place, as in plain generation. Nothing here is
 thread-safe.
 """

@@ -23,9 +23,9 @@ def as_sources(store: Store) -> dict[str, Store]:
         store: an opened datastore.
 
     Returns:
-        By the names of namespaces: those of an agent's memory that hold text now, without what was
-        read, and the default one, "", if it holds text or may be written to. Any other datastore is
-        one source.
+        By the names of namespaces: those of an agent's memory that hold text now, except for
+        `read`, and the default one, "", if it holds text or may be written to. Any other datastore
+        is one source.
     """
     if not isinstance(store, Namespace) or not (store.path / RECORD_NAME).is_file():
         return {"": store}

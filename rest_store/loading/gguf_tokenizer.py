@@ -3,7 +3,7 @@
 Two kinds are converted here, as llama.cpp's `llama-vocab.cpp` reads them. Of byte-level BPE
 (`tokenizer.ggml.model` is `gpt2`) a GGUF file says which regular expressions split text only by a
 name, `tokenizer.ggml.pre`. Of SentencePiece (`llama`) it has no merges: two neighbours are joined
-if the vocabulary has what they make, the one with the best score first.
+if the vocabulary has both as one token, the one with the best score first.
 `tokenizer.ggml.add_space_prefix` says whether a space is put before texts.
 """
 
