@@ -107,7 +107,7 @@ class TokenCounts {
 // A request for the continuations of one match.
 struct ContinuationQuery {
   const std::vector<ShardView>* shards;
-  std::uint32_t vocabulary;             // greater tokens, such as separators, are no continuations
+  std::uint32_t vocabulary;             // tokens are below it, separators are not
   std::span<const Interval> intervals;  // the occurrences of the match, one for each shard
   std::uint32_t length;                 // of the match, in tokens
   std::size_t samples;                  // the most occurrences that are read
