@@ -3,11 +3,15 @@
 Where vLLM schedules asynchronously, the text of the step under way is not known. The same
 recordings are replayed in several ways. Drafts wait for the text; or the functions of the plug-in
 choose each draft among those for all outcomes that a lookahead of so many nodes has. If the outcome
-is not among them, the device continues the longest suffix of the text that occurred in it before. A
-last row is without this. Rows of a step for which nothing is known have no drafts.
+is not among them, the device continues the longest suffix of the text that occurred before in it,
+or in the remembered outputs. The last rows are without these, and without both. Rows of a step for
+which nothing is known have no drafts.
 
 Each session knows nothing at first, or the outputs of the recordings of --history-from, and those
 that were replayed before, in a live datastore.
+
+The rule of vLLM's own suffix speculator, which runs on the device and so has no lag, knows the same
+outputs. Of several depths of its matches, the best one is reported.
 
 Then the time of lookups is measured, in microseconds of a core, which others cannot change: of
 batches of 1, 16 and 64 rows, with as many nodes as the plug-in takes for so many rows.
@@ -15,10 +19,11 @@ batches of 1, 16 and 64 rows, with as many nodes as the plug-in takes for so man
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +50,7 @@ from rest_store.bench.recordings import (
 )
 from rest_store.bench.replay import Drafter, Outcome, Tokens, walk
 from rest_store.bench.results import write_result
+from rest_store.bench.suffix_rule import SuffixMemory, SuffixRule
 from rest_store.command_options import SETTINGS
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
@@ -52,7 +58,9 @@ from rest_store.drafting.batch import accept_all, draft_all, look_ahead_all
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.engines.latest_outputs import LatestOutputs
 from rest_store.engines.vllm.device_drafts import drafts_on_device
+from rest_store.engines.vllm.device_memory import DeviceMemory
 from rest_store.engines.vllm.outcomes import Outcomes
 from rest_store.engines.vllm.speculator import lookahead_nodes
 from rest_store.live.open_store import open_datastores
@@ -60,6 +68,7 @@ from rest_store.live.open_store import open_datastores
 ROWS = (1, 16, 64)  # of batches whose lookups are timed
 STEPS = 30  # of each
 ROOM = 1 << 20  # tokens that a text may still grow by
+DEPTHS = (8, 16, 24, 64)  # of the matches of vLLM's rule; 24 is its default
 
 
 class Way(NamedTuple):
@@ -67,17 +76,18 @@ class Way(NamedTuple):
 
     Attributes:
         nodes: of a lookahead; 0: drafts wait for the text.
-        looks_up_texts: whether the device continues texts whose outcome was not foreseen.
+        searched: where the device searches for texts whose outcome was not foreseen: "text and
+            memory", "text" or "nothing".
     """
 
     nodes: int = 0
-    looks_up_texts: bool = True
+    searched: str = "text and memory"
 
     @property
     def columns(self) -> dict[str, Any]:
         """The first columns of its row in the results."""
         way = "ahead" if self.nodes else "waiting"
-        return {"way": way, "nodes": self.nodes, "device looks up": self.looks_up_texts}
+        return {"way": way, "nodes": self.nodes, "device searches": self.searched}
 
 
 class Request:
@@ -88,10 +98,19 @@ class Request:
         prompt: the text so far.
         way: of drafting.
         length: draft tokens that a step verifies.
+        memory: remembered outputs, as the device has them.
     """
 
-    def __init__(self, session: DraftSession, prompt: Tokens, way: Way, length: int) -> None:
+    def __init__(
+        self,
+        session: DraftSession,
+        prompt: Tokens,
+        way: Way,
+        length: int,
+        memory: torch.Tensor | None,
+    ) -> None:
         self._session = session
+        self._memory = memory if way.searched == "text and memory" else None
         self._way = way
         self._length = length
         self._known = prompt.size
@@ -128,12 +147,40 @@ class Request:
             torch.tensor([0]),
             torch.tensor([end]),
             torch.full((1, self._length), -1),
-            looks_up_texts=self._way.looks_up_texts,
+            looks_up_texts=self._way.searched != "nothing",
+            memories=[self._memory],
         )
         assert drafts is not None
         self._known = end
         chosen = drafts.tokens[0].numpy().astype(np.int32)
         return chosen[np.minimum.accumulate(chosen >= 0)]
+
+
+class RuleRequest:
+    """A drafter for `walk`: one request of vLLM's suffix speculator.
+
+    Args:
+        rule: its drafts.
+        length: draft tokens that a step verifies.
+    """
+
+    def __init__(self, rule: SuffixRule, length: int) -> None:
+        self._rule = rule
+        self._length = length
+        self._has_read = False
+
+    def draft(self, max_nodes: int, costs: object = None) -> TokenTree:
+        """Return the chain that the step verifies; the first step reads the prompt."""
+        return self._rule.draft(self._length) if self._has_read else TokenTree([], [], [])
+
+    def accept(self, tokens: Tokens, top_k: Tokens | None) -> None:
+        """Take the tokens of the step."""
+        self._rule.accept(tokens)
+        self._has_read = True
+
+    def close(self) -> None:
+        """End the request, and remember its output."""
+        self._rule.close()
 
 
 @click.command(
@@ -182,20 +229,28 @@ def main(
     read = read_all(recordings, stores, tokenizer)[::every]
     chosen = unfitted(read, Calibration.default(), "bench_lag.py")
     histories = {"nothing": [], **remembered(history_from, chosen, stores, tokenizer)}
-    ways = [Way(), *(Way(nodes) for nodes in max_nodes), Way(max(max_nodes), looks_up_texts=False)]
-    table_rows = []
+    less = [Way(max(max_nodes), searched) for searched in ("text", "nothing")]
+    ways = [Way(), *(Way(nodes) for nodes in max_nodes), *less]
+    table_rows: list[dict[str, Any]] = []
+
+    def show(knows: str, columns: Mapping[str, Any], outcome: Outcome) -> None:
+        row = {
+            "knows": knows,
+            **columns,
+            "M": round(outcome.mean_accepted, 4),
+            "median M": round(outcome.median_accepted, 4),
+            "verified": round(outcome.drafted, 2),
+        }
+        click.echo(", ".join(f"{name} {value}" for name, value in row.items()))
+        table_rows.append(row)
+
     for knows, known in histories.items():
+        by_depth = {depth: by_rule(chosen, known, depth, draft_tokens) for depth in DEPTHS}
+        best = max(by_depth, key=lambda depth: by_depth[depth].mean_accepted)
+        show(knows, {"way": "vLLM's rule", "depth": best}, by_depth[best])
         for way in ways:
             outcome = replayed(chosen, known, identity, list(stores.values()), way, draft_tokens)
-            row = {
-                "knows": knows,
-                **way.columns,
-                "M": round(outcome.mean_accepted, 4),
-                "median M": round(outcome.median_accepted, 4),
-                "verified": round(outcome.drafted, 2),
-            }
-            click.echo(", ".join(f"{name} {value}" for name, value in row.items()))
-            table_rows.append(row)
+            show(knows, way.columns, outcome)
     known = [*histories.values()][-1]
     times = timed(chosen, known, identity, list(stores.values()), draft_tokens)
     for time_row in times:
@@ -221,6 +276,10 @@ def replayed(
     calibration = Calibration.default()
     outcomes = []
     with new_live_datastore(tokenizer) as live:
+        # It is read anew for each recording, as if much time had passed.
+        outputs = LatestOutputs(live, clock=itertools.count(step=100).__next__)
+        outputs.tokens()
+        memory = DeviceMemory(torch.device("cpu"))
         sources: list[object] = [PromptLookup(), *stores, live]
         if any(one.top_k.size for one in recordings):
             sources.append(RecycledLogits())
@@ -228,12 +287,27 @@ def replayed(
         @contextmanager
         def opening(prompt: Tokens) -> Iterator[Drafter]:
             with DraftSession(sources, prompt, calibration=calibration, learn=False) as session:
-                yield Request(session, prompt, way, length)
+                outputs.refresh()
+                yield Request(session, prompt, way, length, memory.copy_of(outputs.tokens()))
 
         for one, before in in_turn([*known, *recordings], live):
             if len(before) >= len(known):
                 outcomes.append(walk([one], opening, max_nodes=length))
     return Outcome.from_outcomes(outcomes)
+
+
+def by_rule(
+    recordings: Sequence[Recording], known: Sequence[Recording], depth: int, length: int
+) -> Outcome:
+    """Replay recordings one after the other with vLLM's rule, with a memory of those known."""
+    memory = SuffixMemory()
+    for one in known:
+        memory.add(one.prompt, one.output)
+    return walk(
+        recordings,
+        lambda prompt: closing(RuleRequest(SuffixRule(memory, prompt, depth=depth), length)),
+        max_nodes=length,
+    )
 
 
 def timed(

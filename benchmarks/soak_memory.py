@@ -39,7 +39,8 @@ from rest_store.live.live_datastore import LiveDatastore
 WORDS = 4_000  # of which the files are made
 LINES = 40  # of a file
 BRANCHES = ("main", "other")
-ACTS = ("save",) * 20 + ("move", "move", "remove", "rename", "switch", "kill")
+# A process lives for minutes, or its memory would say nothing.
+WEIGHTS = {"save": 800, "move": 80, "remove": 40, "rename": 20, "switch": 20, "kill": 1}
 
 
 class Tree:
@@ -304,7 +305,7 @@ def change(
     until = time.monotonic() + pause
     files = tree.files()
     while time.monotonic() < until:
-        act = tree.chance.choice(ACTS)
+        (act,) = tree.chance.choices([*WEIGHTS], [*WEIGHTS.values()])
         if act == "kill":
             process.kill()
             process.wait()

@@ -3,9 +3,10 @@
 Resident at the peak are: the process with its packages and tokenizer; documents being read and
 tokenized; digests of documents already read; shards being sorted, whose bytes are known
 (`suffix_array.peak_bytes`); and worker processes, each with its own packages, tokenizer and
-documents. The size of shards does not depend on workers, which take the rest. A document is held
-whole; documents larger than `MAX_DOCUMENT_BYTES` are refused, and so are parquet and Arrow files of
-which more than `decoder_bytes` must be held at once.
+documents. The size of shards does not depend on the number of workers that are wanted, which take
+the rest; but it is a half or a quarter where that makes room for two. A document is held whole;
+documents larger than `MAX_DOCUMENT_BYTES` are refused, and so are parquet and Arrow files of which
+more than `decoder_bytes` must be held at once.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def plan_memory(
         vocabulary_size: `V`.
         shard_positions: tokens and separators of a shard; None: the largest power of two that fits,
             or the most that can be sorted, so that small changes of the budget do not change the
-            shards.
+            shards; a half or a quarter of it where that makes room for two workers.
         sorts: bound on the shards sorted at once; the size of shards does not depend on it or on
             the workers.
         workers: bound on the worker processes; a single one would be useless, and becomes none.
@@ -94,32 +95,57 @@ def plan_memory(
     else:
         expected = f"2..{largest}"
         raise BuildError(describe("shard", "the number of tokens", shard_positions, expected))
-    choices = [(size, WORK_BYTES) for size in sizes]
-    choices.append((sizes[-1], MIN_WORK_BYTES))
-    for positions, work in choices:
+    fitting = _fitting_shard(budget - digests, process, sizes, vocabulary_size)
+    if fitting is not None:
+        positions, work = fitting
         shard = peak_bytes(positions, vocabulary_size)
-        spare = budget - process - digests - work - shard
-        if spare >= 0:
-            fitting = min(workers, spare // (process + work))
-            processes = fitting if fitting > 1 else 0
-            spare -= processes * (process + work)
-            more_sorts = min(sorts - 1, spare // shard)
-            spare -= more_sorts * shard
-            return MemoryPlan(
-                budget=budget,
-                digests=digests,
-                decoder_bytes=2 * work // 5 + spare // (processes + 1),
-                shard_positions=positions,
-                shard=shard,
-                sorts=1 + more_sorts,
-                workers=processes,
-            )
+        spare = budget - digests - process - work - shard
+        affordable = min(workers, spare // (process + work))
+        processes = affordable if affordable > 1 else 0
+        spare -= processes * (process + work)
+        more_sorts = min(sorts - 1, spare // shard)
+        spare -= more_sorts * shard
+        return MemoryPlan(
+            budget=budget,
+            digests=digests,
+            decoder_bytes=2 * work // 5 + spare // (processes + 1),
+            shard_positions=positions,
+            shard=shard,
+            sorts=1 + more_sorts,
+            workers=processes,
+        )
     needed = process + MIN_WORK_BYTES + peak_bytes(sizes[-1], vocabulary_size)
     needed = -(-needed * _DIGESTS_SHARE // (_DIGESTS_SHARE - 1))
     expected = (
         f"at least {size_text(needed)} for shards of {sizes[-1]} tokens (--memory, --shard-tokens)"
     )
     raise MemoryBudgetError(describe("build", "the memory budget", size_text(budget), expected))
+
+
+def _fitting_shard(
+    available: int, process: int, sizes: list[int], vocabulary_size: int
+) -> tuple[int, int] | None:
+    """Return the positions of a shard and the bytes of the work beside it; None if none fits.
+
+    Args:
+        available: bytes without digests.
+        process: bytes of the process.
+        sizes: positions to choose from, the largest first.
+        vocabulary_size: `V`.
+    """
+
+    def spare(positions: int, work: int) -> int:
+        return available - process - work - peak_bytes(positions, vocabulary_size)
+
+    fitting = [positions for positions in sizes if spare(positions, WORK_BYTES) >= 0]
+    for positions in fitting[:3]:  # the largest, half and a quarter of it
+        if spare(positions, WORK_BYTES) >= 2 * (process + WORK_BYTES):
+            return positions, WORK_BYTES
+    if fitting:
+        return fitting[0], WORK_BYTES
+    if spare(sizes[-1], MIN_WORK_BYTES) >= 0:
+        return sizes[-1], MIN_WORK_BYTES
+    return None
 
 
 MemoryPlanner: TypeAlias = Callable[[int, int | None], MemoryPlan]

@@ -25,7 +25,7 @@ from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.secrets import LEFT_OUT, text_without_secrets, without_secrets
 from build_index.target_tokenizer import TargetTokenizer, Tokens
 from build_index.texts import read, written
-from build_index.tokenization import load_tokenizer
+from build_index.tokenization import load_in_process, load_tokenizer
 from rest_store.agents.record import Key, Record
 from rest_store.errors import CorpusError, CorpusNotFoundError, TokenizerLoadError, describe
 from rest_store.live.agent_memory import FILES, NAMESPACES
@@ -33,8 +33,8 @@ from rest_store.live.directory import is_live
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.loading.local_path import local_path
 
-_BATCH_CHARACTERS = 1 << 21  # read before they are added
-_BATCH_FILES = 1 << 9
+_BATCH_CHARACTERS = 1 << 23  # read before they are added; smaller additions are merged more often
+_BATCH_FILES = 1 << 12
 _MAX_GROUP = 200  # characters of a session's name
 _QUICK_TOKENS = 1 << 17  # of a segment that is sorted anew at once, in about a tenth of a second
 _RACY_NANOSECONDS = 100_000_000  # in which a file may be written twice without another time
@@ -325,4 +325,5 @@ def _tokenizer(
         found, expected = "unknown", "--tokenizer, for a memory that is begun"
         raise TokenizerLoadError(describe(directory, "tokenizer", found, expected))
     template = settings.get("chat_template")
-    return load_tokenizer(settings["tokenizer"], chat_template=template), settings
+    loaded = load_in_process(settings["tokenizer"])
+    return load_tokenizer(loaded, chat_template=template), settings

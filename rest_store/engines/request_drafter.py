@@ -27,6 +27,7 @@ from rest_store.drafting.remembering import (
     remember,
 )
 from rest_store.drafting.session import DraftSession
+from rest_store.engines.latest_outputs import NO_TOKENS
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.prediction import Prediction
 from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest, Tokens
@@ -113,6 +114,14 @@ class RequestDrafter:
         """Return the tokens of a request's text, 0 if it is unknown."""
         request = self._requests.get(id)
         return 0 if request is None else len(request)
+
+    def latest_outputs(self, id: str) -> Tokens:
+        """Return the remembered outputs that a request may draft from, as `LatestOutputs` does.
+
+        They are empty at first; `work` reads them from now on.
+        """
+        request = self._requests.get(id)
+        return NO_TOKENS if request is None else request.sources.scope.latest_outputs.tokens()
 
     def begin(self, request: NewRequest) -> None:
         """Begin a request, or begin it anew with another text.
@@ -411,13 +420,14 @@ class RequestDrafter:
         request.drafted = None
 
     def work(self) -> None:
-        """Remember outputs when the engine is idle, and publish the metrics."""
+        """Remember outputs when the engine is idle, publish the metrics, and read memories anew."""
         if self._clock() - self._drafted_at >= _IDLE_SECONDS:
             self._rest()
             with self._lock:
                 self._remember(self._requests.values())
         with self._lock:
             self.metrics.publish(len(self._requests))
+        self._sources.refresh()
 
     def _rest(self) -> None:
         before_rest = self.before_rest

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.sources import RecycledLogits
+from rest_store.engines.latest_outputs import LatestOutputs
 from rest_store.engines.settings import ADAPTER_MARK
 
 _MAX_SCOPES = 64  # besides those of the settings: of adapters
@@ -25,6 +26,7 @@ class Scope:
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
+        self.latest_outputs = LatestOutputs(memory)
         self.logits = RecycledLogits()
         self._grammars: WeakKeyDictionary[Grammar, Grammar] = WeakKeyDictionary()
         self._lock = Lock()

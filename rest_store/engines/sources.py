@@ -216,6 +216,15 @@ class EngineSources:
         """The datastores in this process."""
         return [source for source in self._sources if isinstance(source, Store)]
 
+    def refresh(self) -> None:
+        """Read the latest outputs of memories that have changed, where an engine wants them.
+
+        Raises:
+            RestStoreError: one cannot be read.
+        """
+        for scope in self._scopes:
+            scope.latest_outputs.refresh()
+
     def encoded(self, references: Sequence[IntSequence | str]) -> list[npt.NDArray[np.int32]]:
         """Return references as token ids.
 

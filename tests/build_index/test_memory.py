@@ -44,7 +44,22 @@ def test_the_parts_fit_into_the_budget_and_the_shard_is_as_large_as_it_allows(
     if plan.shard_positions < limit:
         assert plan.shard_positions & (plan.shard_positions - 1) == 0
         twice = peak_bytes(min(2 * plan.shard_positions, limit), vocabulary_size)
-        assert fixed + 64 * MIB + twice > budget
+        rounding = 64 * MIB
+        two_workers = 2 * (process + rounding + WORK_BYTES)
+        assert fixed + rounding + twice + two_workers > budget
+
+
+@pytest.mark.parametrize("gibibytes", [2, 2.5, 3, 4, 5, 8, 8.2, 8.4, 12, 16, 24, 32])
+def test_a_default_shard_leaves_room_for_two_workers(gibibytes):
+    budget = int(gibibytes * (1 << 30))
+    plan = plan_memory(budget, 250 * MIB, 49_152, workers=2)
+    assert plan.workers == 2
+    assert 16 * plan.shard > budget
+
+
+def test_a_shard_is_as_large_as_it_may_be_where_no_size_makes_room_for_two_workers():
+    plan = plan_memory(5 << 28, 250 * MIB, 49_152, workers=2)
+    assert (plan.shard_positions, plan.workers) == (1 << 25, 0)
 
 
 def test_small_changes_of_the_budget_leave_the_shard_as_it_is():

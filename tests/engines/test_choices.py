@@ -13,6 +13,7 @@ import pytest
 
 import rest_store
 from rest_store.drafting.remembering import flush
+from rest_store.engines import latest_outputs
 from rest_store.engines.metrics import EngineMetrics, request_line
 from rest_store.engines.request import (
     EngineRequest,
@@ -84,6 +85,27 @@ def test_a_tenants_texts_are_drafted_for_no_other(drafter: RequestDrafter, tmp_p
     assert written(again, "new", namespace="new").get("memory", 0) == 0
     assert written(again, "a 3", namespace="a")["memory"] > 0
     again.close()
+
+
+def test_a_tenants_latest_outputs_are_searched_for_no_other(
+    drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latest_outputs, "_SECONDS", 0.0)
+    written(drafter, "a 1", namespace="a")
+    chosen = {
+        "a": {"namespace": "a"},
+        "b": {"namespace": "b"},
+        "default": {},
+        "unknown": {"namespace": "other"},
+        "adapted": {"namespace": "a", "adapter": "tuned"},
+    }
+    for id, fields in chosen.items():
+        drafter.begin(NewRequest(id, PROMPT, len(PROMPT), **fields))
+        assert not drafter.latest_outputs(id).size, "not read yet"
+    drafter.work()
+    sizes = {id: drafter.latest_outputs(id).size for id in (*chosen, "no request")}
+    assert sizes == {**dict.fromkeys(sizes, 0), "a": len(PROMPT) + 12 + 1}
+    assert drafter.latest_outputs("a")[:2].tolist() == PROMPT
 
 
 def test_a_tenants_likely_tokens_are_drafted_for_no_other(drafter: RequestDrafter) -> None:

@@ -21,15 +21,16 @@ from prometheus_client import REGISTRY
 import rest_store
 from rest_store.drafting.batch import accept_all
 from rest_store.drafting.remembering import flush
-from rest_store.engines import metrics, request_drafter
+from rest_store.engines import latest_outputs, metrics, request_drafter
 from rest_store.engines.request import NewRequest
-from rest_store.engines.vllm import device_drafts, plugin, speculator
+from rest_store.engines.vllm import device_drafts, device_memory, plugin, speculator
 from rest_store.engines.vllm.confidences import Confidences
 from rest_store.engines.vllm.device_drafts import (
     DeviceDrafts,
     continuations_in_texts,
     drafts_on_device,
 )
+from rest_store.engines.vllm.device_memory import DeviceMemory
 from rest_store.engines.vllm.request import VllmRequest
 from rest_store.errors import ArgumentError, DatastoreNotFoundError, TokenizerMismatchError
 from tests.shared.engine import (
@@ -168,6 +169,26 @@ def test_a_lookup_ahead_loses_little(vllm: Vllm, place: str) -> None:
         outputs_are_plain(engine, requests(0))
         steps.append(engine.steps)
     assert steps[0] <= steps[1] < 1.5 * steps[0]
+
+
+def test_outcomes_that_were_not_foreseen_are_continued_from_remembered_outputs(
+    vllm: Vllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latest_outputs, "_SECONDS", 0.0)
+    monkeypatch.setattr(speculator, "lookahead_nodes", lambda rows: 1)
+    steps = []
+    for searches in (False, True):
+        engine = Engine(vllm, {"remember": str(tmp_path / str(searches)), "lag": True}, MODEL)
+        if not searches:
+            monkeypatch.setattr(engine.ours, "_memories", lambda ids, device: [])
+        outputs_are_plain(engine, requests(0))
+        flush(engine.ours.drafter._sources.target, None)
+        engine.ours.drafter.work()
+        before = engine.steps
+        outputs_are_plain(engine, requests(0))
+        steps.append(engine.steps - before)
+        assert totals(engine, "errors") == {}
+    assert steps[1] < 0.7 * steps[0], steps
 
 
 @pytest.mark.parametrize("lag", [False, True])
@@ -738,6 +759,61 @@ def test_the_device_continues_the_longest_suffix_that_occurred_before(seed: int)
         assert tokens == continuation_plainly(text, 5)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_device_continues_a_suffix_that_occurred_in_a_rows_memory(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    texts = torch.from_numpy(chance.integers(0, 9, (6, 40), np.int32))
+    documents = [
+        [chance.integers(0, 9, chance.integers(1, 9)).tolist() for _ in range(count)]
+        for count in (40, 3)
+    ]
+    long, short = (
+        torch.tensor([token for one in some for token in (*one, -1)], dtype=torch.int32)
+        for some in documents
+    )
+    rows = torch.tensor([4, 0, 5, 2])
+    lengths = torch.tensor([1, 5, 17, 40])
+    memories = [long, short, None, long]
+    continued = continuations_in_texts(texts, rows, lengths, 5, memories).tolist()
+    own = [documents[0], documents[1], [], documents[0]]
+    for row, length, before, tokens in zip(
+        rows.tolist(), lengths.tolist(), own, continued, strict=True
+    ):
+        assert tokens == continuation_plainly(texts[row, :length].tolist(), 5, before)
+
+
+def test_a_row_without_a_lookup_is_not_continued_from_its_memory() -> None:
+    request = VllmRequest(NewRequest("a", [], 0), None)
+    request.look_ahead(scored([], [], []), np.zeros(0, np.int32), 2, 9)
+    memory = torch.tensor([3, 5, 6, -1], dtype=torch.int32)
+    drafts = drafts_on_device(
+        [request.outcomes, None],
+        [1, 1],
+        torch.tensor([[1, 3, 0, 0], [1, 3, 0, 0]], dtype=torch.int32),
+        torch.tensor([0, 1]),
+        torch.tensor([2, 2]),
+        torch.full((2, 3), 42),
+        looks_up_texts=True,
+        memories=[memory, memory],
+    )
+    assert drafts is not None
+    assert drafts.tokens.tolist() == [[5, 6, 42], [42, 42, 42]]
+    assert not drafts.is_ours.any()
+
+
+def test_an_array_is_copied_to_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "_MAX_ARRAYS", 2)
+    arrays = [np.array([number, -1], np.int32) for number in range(3)]
+    memory = DeviceMemory(torch.device("cpu"))
+    copies = [memory.copy_of(array) for array in arrays[:2]]
+    assert [memory.copy_of(array) for array in arrays[:2]] == copies
+    assert memory.copy_of(np.zeros(0, np.int32)) is None
+    assert [None if one is None else one.tolist() for one in copies] == [[0, -1], [1, -1]]
+    memory.copy_of(arrays[2])
+    assert memory.copy_of(arrays[1]) is copies[1]
+    assert memory.copy_of(arrays[0]) is not copies[0], "the one that was not used longest"
+
+
 def test_of_long_texts_the_last_part_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = torch.tensor([[1, 2, 3, 9, 9, 5, 6, 1, 8, 1], [1, 7, 1, 0, 0, 0, 0, 0, 0, 0]])
     rows = torch.tensor([0, 1])
@@ -747,10 +823,17 @@ def test_of_long_texts_the_last_part_is_searched(monkeypatch: pytest.MonkeyPatch
         assert continuations_in_texts(texts.int(), rows, lengths, 2).tolist() == expected
 
 
-def continuation_plainly(text: list[int], count: int) -> list[int]:
-    for size in range(min(8, len(text) - 1), 0, -1):
+def continuation_plainly(
+    text: list[int], count: int, memory: list[list[int]] | None = None
+) -> list[int]:
+    for size in range(min(8, len(text)), 0, -1):
         for end in range(len(text) - 1, size - 1, -1):  # after the occurrence
             if text[end - size : end] == text[-size:]:
                 period = text[end:]
                 return (period * count)[:count]
+        for document in reversed(memory or []):
+            for end in range(len(document) - 1, size - 1, -1):
+                if document[end - size : end] == text[-size:]:
+                    tokens = document[end : end + count]
+                    return tokens + [-1] * (count - len(tokens))
     return [-1] * count

@@ -40,6 +40,7 @@ def drafts_on_device(
     native: torch.Tensor,
     *,
     looks_up_texts: bool,
+    memories: Sequence[torch.Tensor | None] = (),
 ) -> DeviceDrafts | None:
     """Choose the drafts of a batch's rows without waiting for the device.
 
@@ -54,7 +55,10 @@ def drafts_on_device(
         lengths: int[M], tokens of each text.
         native: int64[R, K], the draft tokens of vLLM's own speculator.
         looks_up_texts: whether an outcome that was not foreseen has the continuation of the longest
-            suffix of the text that occurred in it before, ahead of `native`.
+            suffix of the text that occurred in it before, or in its memory, ahead of `native`.
+        memories: of each row: int32[n], outputs that it may draft from, each followed by -1, the
+            latest last; None: none. Rows that share a memory have the same tensor. Empty: no row
+            has any.
 
     Returns:
         The drafts; None: all are `native`.
@@ -77,7 +81,9 @@ def drafts_on_device(
     drafts = torch.where(is_ours, table.tokens.gather(1, nodes).long(), native)
     if looks_up_texts:
         longest = max(known) + native.shape[1] + 1
-        again = continuations_in_texts(texts[:, :longest], rows, own_lengths, native.shape[1])
+        again = continuations_in_texts(
+            texts[:, :longest], rows, own_lengths, native.shape[1], memories
+        )
         is_again = (again >= 0) & table.is_looked_up[:, None] & ~is_foreseen[:, None]
         drafts = torch.where(is_again, again, drafts)
     chances = torch.where(is_ours, table.chances.gather(1, nodes), 0.0)
@@ -85,32 +91,46 @@ def drafts_on_device(
 
 
 def continuations_in_texts(
-    texts: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, count: int
+    texts: torch.Tensor,
+    rows: torch.Tensor,
+    lengths: torch.Tensor,
+    count: int,
+    memories: Sequence[torch.Tensor | None] = (),
 ) -> torch.Tensor:
     """Return the tokens after the latest occurrence of each text's longest suffix in it.
+
+    A text's memory is searched as if it came before the text: of suffixes of the same length, one
+    in the text itself is later.
 
     Args:
         texts: int32[M, n].
         rows: int64[R], the texts to continue.
         lengths: int64[R], tokens of each of these.
         count: tokens to return of each.
+        memories: as in `drafts_on_device`.
 
     Returns:
-        int64[R, count]; -1 where even the last token has not occurred before. A suffix has at most
-        8 tokens. A continuation that reaches the end of its text is repeated from its beginning.
+        int64[R, count]; -1 where even the last token has not occurred before, and after the end of
+        an output in the memory. A suffix has at most 8 tokens. A continuation that reaches the end
+        of its text is repeated from its beginning.
     """
-    width = min(texts.shape[1], max(1, _MAX_SEARCHED // len(rows)))
-    ends = torch.arange(width, device=texts.device)  # of occurrences
+    most = max(1, _MAX_SEARCHED // len(rows))
+    width = min(texts.shape[1], most)
+    ends = torch.arange(width, device=texts.device)
     starts = (lengths - width).clamp(min=0)
     own = texts[rows[:, None], starts[:, None] + ends]
-    lengths = lengths - starts
-    last = lengths[:, None] - 1
-    is_match = ends < last
-    matched = torch.zeros(own.shape, dtype=torch.int32, device=own.device)
+    before = _searched_memories(memories, most - width, rows.device)
+    searched = torch.cat([before, own], dim=1) if before.numel() else own
+    width = searched.shape[1]
+    last = (lengths - starts)[:, None] - 1 + width - own.shape[1]
+    ends = torch.arange(width, device=texts.device)  # of occurrences
+    # An occurrence at the end of an output has no continuation.
+    is_match = (ends < last) & (searched.roll(-1, 1) != _NOTHING)
+    matched = torch.zeros(searched.shape, dtype=torch.int32, device=own.device)
     for back in range(min(_MAX_SUFFIX, width)):
-        tokens = own.gather(1, (last - back).clamp(min=0))
-        shifted = torch.nn.functional.pad(own, (back, 0), value=_NOTHING)[:, :width]
-        is_match = is_match & (shifted == tokens) & (last >= back)
+        tokens = searched.gather(1, (last - back).clamp(min=0))
+        shifted = torch.nn.functional.pad(searched, (back, 0), value=_NOTHING)[:, :width]
+        is_match = is_match & (shifted == tokens) & (tokens != _NOTHING) & (last >= back)
         matched += is_match
     # Of equal lengths, the latest occurrence.
     latest = torch.where(matched > 0, matched * width + ends.int(), -1)
@@ -118,7 +138,27 @@ def continuations_in_texts(
     period = (last - end).clamp(min=1)
     offsets = torch.arange(count, device=own.device)
     places = (end + 1 + offsets % period).clamp(max=width - 1)
-    return torch.where(best >= 0, own.gather(1, places).long(), -1)
+    continued = torch.where(best >= 0, searched.gather(1, places).long(), _NOTHING)
+    is_before_end = (continued != _NOTHING).int().cumprod(dim=1).bool()
+    return torch.where(is_before_end, continued, _NOTHING)
+
+
+def _searched_memories(
+    memories: Sequence[torch.Tensor | None], most: int, device: torch.device
+) -> torch.Tensor:
+    """Return the ends of memories, int32[R, n] with n <= `most`, filled with -1 at the left."""
+    apart = {id(one): one for one in memories if one is not None and one.numel()}
+    width = min(most, max((one.numel() for one in apart.values()), default=0))
+    if not width:
+        return torch.zeros(0, dtype=torch.int32, device=device)
+    numbers = {name: number for number, name in enumerate(apart)}
+    ends = [
+        torch.nn.functional.pad(one[-width:], (max(0, width - one.numel()), 0), value=_NOTHING)
+        for one in apart.values()
+    ]
+    ends.append(torch.full_like(ends[0], _NOTHING))  # of rows without a memory
+    of_rows = [numbers.get(id(one), len(apart)) for one in memories]
+    return torch.stack(ends)[_to_device(np.array(of_rows, np.int64), device)]
 
 
 class _Table(NamedTuple):

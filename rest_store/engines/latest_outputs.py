@@ -1,0 +1,97 @@
+"""The latest remembered outputs of some requests, for engines that search them on the device."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.live.namespace import Namespace
+
+END = -1  # follows each output
+MAX_TOKENS = 1 << 18
+NO_TOKENS: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+_MAX_DOCUMENTS = 1 << 13
+_FIRST_DOCUMENTS = 1 << 9  # that are read at first
+_SECONDS = 5.0  # between two readings
+
+
+class LatestOutputs:
+    """The latest documents of a memory as one array. Thread-safe.
+
+    There are none where the memory is in no datastore of this process, and none where it tells
+    others of a text only once several groups have written it: queries alone can tell.
+
+    Args:
+        memory: the remembered outputs, or None.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, memory: Any, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._memory = memory if isinstance(memory, Namespace) else None
+        self._clock = clock
+        self._is_wanted = False
+        self._tokens = NO_TOKENS
+        self._change = -1  # the memory's newest one when it was read
+        self._read_at: float | None = None
+        self._lock = threading.Lock()
+
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Return the documents as of the latest `refresh`, which reads them from now on.
+
+        Returns:
+            int32[n], at most `MAX_TOKENS`: each document followed by `END`, the latest last. The
+            array is replaced and never changed.
+        """
+        self._is_wanted = True
+        return self._tokens
+
+    def refresh(self) -> None:
+        """Read the documents anew if the memory has changed; at most every five seconds.
+
+        So a document that is deleted is gone five seconds later.
+
+        Raises:
+            RestStoreError: they cannot be read. There are none then.
+        """
+        if self._memory is None or not self._is_wanted:
+            return
+        with self._lock:
+            now = self._clock()
+            if self._read_at is not None and now - self._read_at < _SECONDS:
+                return
+            self._read_at = now
+            try:
+                newest = self._memory.newest_change
+                if newest != self._change:
+                    self._tokens = _read(self._memory)
+                    self._change = newest
+            except BaseException:
+                self._tokens = NO_TOKENS
+                self._change = -1
+                raise
+
+
+def _read(memory: Namespace) -> npt.NDArray[np.int32]:
+    """Return the latest documents of a memory."""
+    if memory.shared_after > 1:
+        return NO_TOKENS
+    count = _FIRST_DOCUMENTS
+    while True:
+        parts: list[npt.NDArray[Any]] = []
+        for document in memory.documents(latest=count):
+            parts += [document.tokens, np.array([END])]
+        size = sum(part.size for part in parts)
+        if size >= MAX_TOKENS or len(parts) < 2 * count or count >= _MAX_DOCUMENTS:
+            break
+        count *= 4
+    tokens: npt.NDArray[np.int32] = np.concatenate(
+        [NO_TOKENS, *parts], dtype=np.int32, casting="unsafe"
+    )
+    tokens = tokens[-MAX_TOKENS:].copy()
+    tokens.flags.writeable = False
+    return tokens
