@@ -11,7 +11,8 @@ from __future__ import annotations
 from build_index.readers.turns import Turns
 
 HEADER = "# aider chat started at"
-_SAID, _PRINTED = "#### ", "> "
+_SAID = "#### "
+_PRINTED = "> "
 _LEFT_OUT = "lines that Aider printed"
 
 
@@ -56,4 +57,5 @@ class AiderHistory:
             self._turns.answered(object(), text if text.strip() else "")
         elif self._role:
             self._turns.said(self._role, text)
-        self._role, self._lines = role, []
+        self._role = role
+        self._lines = []

@@ -36,7 +36,8 @@ def session_of(record: Mapping[str, Any]) -> str | None:
 
 def add_record(turns: Turns, record: Mapping[str, Any], origin: str) -> None:
     """Add the content of a record; count the record if its type is unknown."""
-    kind, payload = record.get("type"), record.get("payload")
+    kind = record.get("type")
+    payload = record.get("payload")
     if kind == "response_item" and isinstance(payload, Mapping):
         add_item(turns, payload, _ANSWER, origin)
     elif kind == "compacted" and isinstance(payload, Mapping):

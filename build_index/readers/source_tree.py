@@ -182,7 +182,8 @@ class LocalCorpus:
             return
         rules = rules_above(self.top) if self.gitignore else None
         *above, name = relative.split("/")
-        directory, prefix = self.top, ""
+        directory = self.top
+        prefix = ""
         for part in (*above, None):
             try:
                 names = set(os.listdir(directory))  # noqa: PTH208 - names alone

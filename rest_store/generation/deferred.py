@@ -27,7 +27,8 @@ from rest_store.generation.recurrent_cache import RecurrentCache
 
 _NO_LIMIT = (0.0, float("inf"))
 _MIN_CHUNK = 8  # tokens
-_DELTA_RULE, _DELTA_CHUNK = "GatedDeltaNet", 64  # how its classes end, and the usual chunk
+_DELTA_RULE = "GatedDeltaNet"  # the end of the names of its classes
+_DELTA_CHUNK = 64  # the usual one
 
 
 class Mixers:

@@ -103,7 +103,8 @@ class TreePasses(Generic[Kind]):
     """
 
     def __init__(self, model: Any, prompt: PrefilledPrompt, kind: type[Kind], room: int) -> None:
-        self._model, self._extras = model, prompt.extras
+        self._model = model
+        self._extras = prompt.extras
         self._parameters = inspect.signature(model.forward).parameters
         self._cache_name = str(name_of_cache(model))
         self._attention = TreeAttention(model, prompt.logits.device)
@@ -232,7 +233,8 @@ def _packed(
     rows = len(trees)
     packed = np.zeros((rows, 1 + 2 * width + width * width), dtype=np.int32)
     packed[:, 0] = lengths
-    tokens, depths = packed[:, 1 : 1 + width], packed[:, 1 + width : 1 + 2 * width]
+    tokens = packed[:, 1 : 1 + width]
+    depths = packed[:, 1 + width : 1 + 2 * width]
     ancestors = packed[:, 1 + 2 * width :].reshape(rows, width, width)
     ancestors[:] = np.eye(width, dtype=np.int32)
     ancestors[:, :, 0] = 1

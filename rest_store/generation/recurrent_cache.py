@@ -292,7 +292,8 @@ def _move_states(source: LinearAttentionLayer, target: LinearAttentionLayer) -> 
     )
     for name in names:
         setattr(target, name, dict(getattr(source, name)))
-    target.device, target.dtype = source.device, source.dtype
+    target.device = source.device
+    target.dtype = source.dtype
     for name in names:
         empty = False if name.startswith(("is_", "has_")) else None
         setattr(source, name, dict.fromkeys(range(source.number_of_states), empty))

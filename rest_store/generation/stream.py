@@ -123,8 +123,10 @@ class _Worker(threading.Thread):
         self.result: Any = None
         self.failed = False
         self._generate: Callable[[Drive], Any] | None = generate
-        self._context, self._settings = contextvars.copy_context(), ThreadSettings()
-        self._readers_turn, self._own_turn = threading.Semaphore(0), threading.Semaphore(0)
+        self._context = contextvars.copy_context()
+        self._settings = ThreadSettings()
+        self._readers_turn = threading.Semaphore(0)
+        self._own_turn = threading.Semaphore(0)
         self._piece: Piece | None = None
         self._error: BaseException | None = None
         self._closing = self._ended = False

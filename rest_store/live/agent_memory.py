@@ -10,7 +10,8 @@ from rest_store.datastore.store import Store
 from rest_store.live.namespace import Namespace
 
 RECORD_NAME = "remembered.sqlite"  # the file in its directory that names the files it holds
-FILES, HISTORY = "files", "history"
+FILES = "files"
+HISTORY = "history"
 NAMESPACES = (WRITTEN, READ, FILES, HISTORY)
 # Texts that a model read are no source: beside its answers they cost 0.6 to 0.9% of M.
 _SOURCES = (WRITTEN, FILES, HISTORY)
