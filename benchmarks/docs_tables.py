@@ -304,24 +304,24 @@ def lag() -> str:
     columns = [[row for row in agents if row["knows"] == history] for history in histories]
     columns.append(llama)
     table_rows = []
-    for way, nodes, looks_up in (
-        ("waiting", 0, True),
-        ("ahead", 512, True),
-        ("ahead", 192, True),
-        ("ahead", 512, False),
-        ("ahead", 192, False),
+    for label, way, nodes, searched in (
+        ("vLLM's suffix rule", "vLLM's rule", None, None),
+        ("waiting for the text", "waiting", 0, "text and memory"),
+        ("ahead, 512 nodes", "ahead", 512, "text and memory"),
+        ("ahead, 192 nodes", "ahead", 192, "text and memory"),
+        ("ahead, 512 nodes, the device searches the text alone", "ahead", 512, "text"),
+        ("ahead, 512 nodes, the foreseen outcomes alone", "ahead", 512, "nothing"),
     ):
-        label = "waiting for the text" if way == "waiting" else f"ahead, {nodes} nodes"
-        if not looks_up:
-            label += ", the foreseen outcomes alone"
         cells = []
         for column in columns:
-            by_way = {(row["nodes"], row["device looks up"]): row["M"] for row in column}
-            mean = by_way.get((nodes, looks_up))
-            share = f" ({mean / by_way[0, True]:.0%})" if mean and nodes else ""
-            cells.append("" if mean is None else digits(mean) + share)
-        if any(cells):
-            table_rows.append([label, *cells])
+            means = {
+                (row["way"], row.get("nodes"), row.get("device searches")): row["M"]
+                for row in column
+            }
+            mean = means[way, nodes, searched]
+            waiting = means["waiting", 0, "text and memory"]
+            cells.append(digits(mean) + (f" ({mean / waiting:.0%})" if nodes else ""))
+        table_rows.append([label, *cells])
     header = [
         "drafts, M",
         "agents, nothing known",
