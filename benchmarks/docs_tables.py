@@ -296,6 +296,29 @@ def draft_time() -> str:
     return markdown(["", "median"], table_rows)
 
 
+def heads() -> str:
+    """Modelled speeds of ways to use a session beside a trained head."""
+    rows = results("heads_llama31_8b")["rows"] + results("heads_llama31_8b_batches")["rows"]
+    batches = list(dict.fromkeys(row["batch"] for row in rows))
+    by_way = {(row["way"], row["batch"]): row for row in rows}
+    table_rows = []
+    for way, label in (
+        ("per step", "tree, head or both, chosen per step (today's choice)"),
+        ("long matches", "a match of four tokens overrides the head"),
+        ("one tree", "one tree: the head's tokens are nodes"),
+        ("oracle", "an oracle's choice of tree or head"),
+        ("two chains", "two chains: session or head, chosen per step (today in vLLM)"),
+        ("one chain", "one chain: retrieved tokens below the head's"),
+    ):
+        cells = []
+        for batch in batches:
+            row = by_way[way, batch]
+            share = f" ({row['gap']:.0%})" if way in ("long matches", "one tree") else ""
+            cells.append(digits(row["modelled_speed_total"]) + share)
+        table_rows.append([label, *cells])
+    return markdown(["way", *(f"batch of {batch}" for batch in batches)], table_rows)
+
+
 def lag() -> str:
     """M where vLLM schedules a step before it knows the text of the one before."""
     agents = results("lag_agents")["rows"]
@@ -909,6 +932,7 @@ TABLES: dict[str, Callable[[], str]] = {
         memory,
         again,
         draft_time,
+        heads,
         lag,
         lag_times,
         live_times,
