@@ -313,7 +313,7 @@ def heads() -> str:
         cells = []
         for batch in batches:
             row = by_way[way, batch]
-            share = f" ({row['gap']:.0%})" if way in ("long matches", "one tree") else ""
+            share = f" ({row['gap']:.0%})" if way == "one tree" else ""
             cells.append(digits(row["modelled_speed_total"]) + share)
         table_rows.append([label, *cells])
     return markdown(["way", *(f"batch of {batch}" for batch in batches)], table_rows)
