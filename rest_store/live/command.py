@@ -112,6 +112,12 @@ Examples:
     help="Keep documents for so many seconds.",
 )
 @click.option(
+    "--max-epochs",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Keep the documents of the newest N epochs.",
+)
+@click.option(
     "--shared-after",
     metavar="N",
     type=click.IntRange(1, 64),
@@ -127,6 +133,7 @@ def add(
     tokenizer: str | None,
     max_tokens: int | None,
     max_age: float | None,
+    max_epochs: int | None,
     shared_after: int | None,
     group: str,
     chat_template: str | None,
@@ -162,6 +169,7 @@ def add(
         tokenizer=target,
         max_tokens=max_tokens,
         max_age=max_age,
+        max_epochs=max_epochs,
         shared_after=shared_after,
     ) as store:
         for batch in batches(document for corpus in corpora for document in corpus):

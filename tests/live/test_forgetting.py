@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rest_store.errors import StorageError
-from rest_store.live import database, writer
+from rest_store.live import database, segment_builder
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.segment import Segment
@@ -107,7 +107,7 @@ def test_no_file_of_a_change_that_failed_holds_what_was_deleted(
 ) -> None:
     """The disk is full after the first of two segments, or before the new segments are stored."""
     no_background(monkeypatch)
-    write = writer.write_segment
+    write = segment_builder.write_segment
 
     def full(segment: Segment, *arguments: Any) -> Segment:
         if segment.namespace:
@@ -118,7 +118,7 @@ def test_no_file_of_a_change_that_failed_holds_what_was_deleted(
         live.add([SECRET], ["a"])
         live.namespace("other").add([[1, 2]])
         with monkeypatch.context() as patch:
-            patch.setattr(writer, "write_segment", full)
+            patch.setattr(segment_builder, "write_segment", full)
             with pytest.raises(StorageError, match="full"):
                 live.compact()
         assert [*live.path.glob("segment-*")] == []

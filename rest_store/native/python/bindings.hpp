@@ -1,5 +1,5 @@
-// What the parts of the Python module share: arrays of numpy as spans, vectors as bytes of Python,
-// and shards.
+// Conversions for all files of the Python module: arrays of numpy as spans, vectors as bytes of
+// Python, and shards.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -14,11 +14,12 @@ namespace rest_store {
 // Emptied when it is full. Thread-safe.
 class TreeCache {
  public:
-  static constexpr std::uint64_t kHeavy = 64;  // occurrences from which on a tree is worth keeping
+  // Trees of matches with at least so many occurrences are worth caching.
+  static constexpr std::uint64_t kHeavy = 64;
 
   using Tree = std::shared_ptr<const MatchTree>;
 
-  // The key of a tree: the tokens of its match as bytes of a tokens file, and its limits.
+  // The key of a tree. `tokens`: of its match, as bytes of a tokens file.
   static std::string key(std::string_view tokens, const Limits& limits) {
     std::string key(tokens);
     key.append(reinterpret_cast<const char*>(&limits), sizeof limits);
@@ -32,6 +33,7 @@ class TreeCache {
     return found == trees_.end() ? nullptr : found->second;
   }
 
+  // Add a tree, unless there is one of this key.
   void insert(std::string key, Tree tree) {
     const std::lock_guard lock(mutex_);
     if (bytes_ > kBytes) {
