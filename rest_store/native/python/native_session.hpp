@@ -242,9 +242,9 @@ class NativeSession {
   static constexpr std::ptrdiff_t kFirstStore = 2;  // in source_of_
 
   std::size_t store_at(std::uint32_t source) const {
-    const auto found = std::find(source_of_.begin() + kFirstStore, source_of_.end(), source);
-    if (found == source_of_.end()) throw nb::value_error("no datastore there");
-    return static_cast<std::size_t>(found - source_of_.begin() - kFirstStore);
+    const auto place = std::find(source_of_.begin() + kFirstStore, source_of_.end(), source);
+    if (place == source_of_.end()) throw nb::value_error("no datastore there");
+    return static_cast<std::size_t>(place - source_of_.begin() - kFirstStore);
   }
 
   // The indices of the sources that proposed a node, one bit each.

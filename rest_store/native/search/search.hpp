@@ -132,15 +132,15 @@ void halve_together(std::span<Item> items, Done&& done, Step&& step) {
       item.probe = item.shard->position((item.low + item.high) / 2) + item.skip;
       prefetch(item.shard->suffix(item.probe));
     }
-    std::size_t kept = 0;
+    std::size_t unfinished = 0;
     for (std::size_t i = 0; i < count; ++i) {
       Item& item = *live[i];
       step(item, (item.low + item.high) / 2, item.shard->suffix(item.probe));
       if (done(item)) continue;
       prefetch_entry(item);
-      live[kept++] = &item;
+      live[unfinished++] = &item;
     }
-    count = kept;
+    count = unfinished;
   }
 }
 

@@ -56,8 +56,8 @@ class ShardGroups {
 
   // The number of the group with this key in this shard; kNoGroup: it has no document here.
   std::uint32_t number_of(GroupKey key) const {
-    const auto found = numbers_.find(key);
-    return found == numbers_.end() || ranks_.empty() ? kNoGroup : found->second;
+    const auto entry = numbers_.find(key);
+    return entry == numbers_.end() || ranks_.empty() ? kNoGroup : entry->second;
   }
 
   // The ranks of a group within `interval`, ascending.

@@ -47,7 +47,7 @@ void on_all_cores(std::size_t count, const Work& work) {
 
 struct BatchDraft {
   TreeBuilder* builder;
-  DraftOptions limits;
+  DraftOptions options;
 };
 
 // Build all drafts, of different builders. Each is the draft that its builder builds alone.
@@ -63,15 +63,15 @@ inline void build_all(std::span<const BatchDraft> drafts) {
                [drafts, size, scratch = DraftScratch()](std::size_t group) mutable {
                  const auto together =
                      drafts.subspan(group * size, std::min(size, drafts.size() - group * size));
-                 for (const auto& [builder, limits] : together) builder->begin(limits);
+                 for (const auto& [builder, options] : together) builder->begin(options);
                  for (;;) {
                    scratch.requests.clear();
-                   for (const auto& [builder, limits] : together)
+                   for (const auto& [builder, options] : together)
                      if (builder->unfinished()) builder->request(scratch.requests);
                    // Nothing to do meanwhile: the requests hide each other's latency.
                    EvidenceReader::read(scratch.requests, scratch.evidence, [] {});
                    bool are_done = true;
-                   for (const auto& [builder, limits] : together)
+                   for (const auto& [builder, options] : together)
                      if (builder->unfinished()) {
                        builder->look_up();
                        builder->expand(scratch);

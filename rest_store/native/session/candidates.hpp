@@ -89,7 +89,7 @@ struct HitRates {
 struct NodeFeatures {
   float depth = 0;
   float score = 1;
-  float probability = 1;    // that it is accepted, given that its parent is
+  float probability = 1;    // that it is accepted if its parent is
   float mean_accepted = 1;  // accepted length of recent steps
 };
 

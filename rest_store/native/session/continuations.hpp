@@ -7,7 +7,7 @@
 
 namespace rest_store {
 
-constexpr std::size_t kContinuations = 16;  // next tokens kept of one match
+constexpr std::size_t kContinuations = 16;  // the most next tokens of one match
 
 // A hash of token ids, continued from `hash`.
 inline std::uint64_t hash_of(std::span<const Token> tokens, std::uint64_t hash = 0) {

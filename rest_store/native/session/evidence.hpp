@@ -14,9 +14,9 @@
 // The rule: the suffix of n + 1 tokens is searched within the parent's interval for n tokens, by
 // its last token alone. If all next tokens of the parent's suffix were read, their numbers tell the
 // interval without a search. No suffix is searched if the parent's does not occur; so no suffix of
-// a node is longer than its parent's longest and one token. Only the root searches whole shards
-// (search/match.hpp). Suffixes of at most kShort tokens come up again and again, so their levels
-// are cached (suffix_cache.hpp).
+// a node is longer than its parent's longest and one token. Whole shards are searched for the
+// suffixes of the root (search/match.hpp) and for single tokens. Suffixes of at most kShort tokens
+// come up again and again, so their levels are cached (suffix_cache.hpp).
 #pragma once
 
 #include <cmath>

@@ -24,7 +24,7 @@ struct ObliviousTree {
 static_assert(sizeof(ObliviousTree) ==
               2 * kGbdtDepth + 4 * kGbdtDepth + (std::size_t{4} << kGbdtDepth));
 
-// Trees as they are fitted and kept in files; IntegerTrees evaluates them.
+// Trees as they are fitted and stored in files. IntegerTrees evaluates them.
 struct Gbdt {
   float base = 0;
   std::vector<ObliviousTree> trees;

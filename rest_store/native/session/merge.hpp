@@ -24,14 +24,14 @@ struct ScoredTree {
 // Immutable once it is constructed.
 class MergedTree {
  public:
-  // Merge `trees`, of which there is at least one, into a draft of the shape and size of `limits`.
+  // Merge `trees`, of which there is at least one, into a draft of the shape and size of `options`.
   // Throws std::invalid_argument if a tree has a parent after its child, or a score that is not
   // between 0 and the parent's.
-  MergedTree(std::span<const ScoredTree> trees, const DraftOptions& limits) {
+  MergedTree(std::span<const ScoredTree> trees, const DraftOptions& options) {
     paths_.push_back({0, 0, 0, 0, static_cast<double>(trees.size()), 0, 0});
     for (const ScoredTree& tree : trees) add(tree);
     for (Path& path : paths_) path.score /= static_cast<double>(trees.size());
-    take(limits);
+    take(options);
   }
 
   // In the order of verification; of a lookahead, in the order of paths (draft_nodes.hpp).
@@ -84,7 +84,7 @@ class MergedTree {
 
   // Take the paths with the greatest scores as nodes; of a chain, the likeliest next one again and
   // again.
-  void take(const DraftOptions& limits) {
+  void take(const DraftOptions& options) {
     std::vector<std::size_t> order(paths_.size() - 1);
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i + 1;
     // Stable, so that parents stay before children with the same score.
@@ -96,14 +96,14 @@ class MergedTree {
     for (const std::size_t at : order) {
       const Path& path = paths_[at];
       const auto score = static_cast<float>(path.score);
-      if (nodes_.size() == limits.max_nodes) break;
-      if (limits.shape == Shape::kChain && path.parent != last) continue;
+      if (nodes_.size() == options.max_nodes) break;
+      if (options.shape == Shape::kChain && path.parent != last) continue;
       last = at;
       node_of_[at] = static_cast<std::int32_t>(nodes_.size());
       nodes_.push_back({path.token, node_of_[path.parent], path.depth, path.origins, score, 0});
     }
-    if (!limits.costs.empty()) nodes_.resize(pruned_size(nodes_, limits.costs));
-    const std::vector<std::int32_t> moved_to = limits.shape == Shape::kLookahead
+    if (!options.costs.empty()) nodes_.resize(pruned_size(nodes_, options.costs));
+    const std::vector<std::int32_t> moved_to = options.shape == Shape::kLookahead
                                                    ? put_in_path_order(nodes_)
                                                    : put_in_verification_order(nodes_);
     for (std::int32_t& node : node_of_) {

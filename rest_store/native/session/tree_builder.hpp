@@ -128,12 +128,12 @@ class TreeBuilder {
   // paths (draft_nodes.hpp).
   const std::vector<DraftNode>& nodes() const { return nodes_; }
 
-  // Build a draft of at most `limits.max_nodes` nodes. A tree takes nodes by descending score,
+  // Build a draft of at most `options.max_nodes` nodes. A tree takes nodes by descending score,
   // parents before children. A chain follows the likeliest candidate each time. Searching for the
   // path with the greatest sum led to fewer accepted tokens: it prefers overestimated paths.
-  void build(const DraftOptions& limits) {
+  void build(const DraftOptions& options) {
     if (!scratch_) scratch_ = std::make_unique<DraftScratch>();
-    for (begin(limits); unfinished(); expand(*scratch_)) {
+    for (begin(options); unfinished(); expand(*scratch_)) {
       scratch_->requests.clear();
       request(scratch_->requests);
       EvidenceReader::read(scratch_->requests, scratch_->evidence, [&] { look_up(); });
@@ -142,9 +142,9 @@ class TreeBuilder {
 
   // The same in steps, so that the evidence of several builders is read together. Call begin();
   // then, while unfinished(): request(), read the evidence, look_up(), expand(). The spans of
-  // `limits.costs` have to live until the last step.
-  void begin(const DraftOptions& limits) {
-    limits_ = limits;
+  // `options.costs` have to live until the last step.
+  void begin(const DraftOptions& options) {
+    options_ = options;
     has_live_ = std::any_of(stores_.begin(), stores_.end(),
                             [](const EvidenceReader* reader) { return reader->live(); });
     nodes_.clear();
@@ -154,7 +154,7 @@ class TreeBuilder {
     expansion_of_.clear();
     path_of_.clear();
     chain_ends_ = 0;
-    verified_.assign(limits.verified.begin(), limits.verified.end());
+    verified_.assign(options.verified.begin(), options.verified.end());
     features_.clear();
     candidates_.clear();
     match_odds_ = online_.matches.odds_ratios(matches_of_text_);
@@ -203,7 +203,7 @@ class TreeBuilder {
   void expand(DraftScratch& scratch) {
     const std::size_t first = candidates_.size();
     score_candidates(scratch);
-    switch (limits_.shape) {
+    switch (options_.shape) {
       case Shape::kTree:
         return grow_tree(first);
       case Shape::kChain:
@@ -238,7 +238,7 @@ class TreeBuilder {
       node = child_of(node, tokens[i]);
       on_tree = node != kNowhere;
       // Of a lookahead, only the draft that was verified meanwhile can have been accepted.
-      depth += on_tree && (limits_.shape != Shape::kLookahead ||
+      depth += on_tree && (options_.shape != Shape::kLookahead ||
                            (i < verified_.size() && tokens[i] == verified_[i]));
     }
     if (drafted) mean_accepted_ += kLatestShare * (static_cast<float>(depth) - mean_accepted_);
@@ -349,8 +349,8 @@ class TreeBuilder {
   // unlikely node, in a small tree, and where the likeliest candidate alone is followed: in a
   // chain, and on a path of a lookahead, which is a chain.
   bool scores_many() const {
-    return score_of(next_) >= kProbable && limits_.max_nodes > kSmallTree &&
-           limits_.shape != Shape::kChain && path_of(next_) == kOfVerified;
+    return score_of(next_) >= kProbable && options_.max_nodes > kSmallTree &&
+           options_.shape != Shape::kChain && path_of(next_) == kOfVerified;
   }
 
   // Append the features of the candidates at hand to `features_`.
@@ -442,12 +442,12 @@ class TreeBuilder {
       if (const float score = candidates_[i].score;
           score >= std::max(frontier_.cutoff(), kMinScore))
         frontier_.push({score, pushed_++, i, next_});
-    while (nodes_.size() < limits_.max_nodes && !frontier_.empty()) {
+    while (nodes_.size() < options_.max_nodes && !frontier_.empty()) {
       const OpenCandidate best = frontier_.pop();
       take(best.candidate, best.parent);
       if (const DraftNode& node = nodes_.back();
           node.depth < kMaxTreeDepth &&
-          (records_ || frontier_.may_contribute(node.score, limits_.max_nodes - nodes_.size()))) {
+          (records_ || frontier_.may_contribute(node.score, options_.max_nodes - nodes_.size()))) {
         next_ = static_cast<std::int32_t>(nodes_.size()) - 1;
         return;
       }
@@ -460,11 +460,11 @@ class TreeBuilder {
     const std::size_t likeliest = likeliest_from(first);
     const bool is_likely =
         likeliest < candidates_.size() && candidates_[likeliest].score >= kMinScore;
-    if (!is_likely || nodes_.size() == limits_.max_nodes) return finish();
+    if (!is_likely || nodes_.size() == options_.max_nodes) return finish();
     take(likeliest, next_);
     next_ = static_cast<std::int32_t>(nodes_.size()) - 1;
     if (candidates_[likeliest].score < kMinChainScore ||
-        nodes_.size() == std::min<std::size_t>(limits_.max_nodes, kMaxTreeDepth))
+        nodes_.size() == std::min<std::size_t>(options_.max_nodes, kMaxTreeDepth))
       finish();
   }
 
@@ -480,16 +480,16 @@ class TreeBuilder {
       push_ahead(likeliest_from(first));
       ++chain_ends_;
     }
-    while (nodes_.size() + chain_ends_ < limits_.max_nodes && !frontier_.empty()) {
+    while (nodes_.size() + chain_ends_ < options_.max_nodes && !frontier_.empty()) {
       const OpenCandidate best = frontier_.pop();
       const bool leaves = path_of(best.parent) < 0 && !is_verified(best);
       // No draft token would fit after the last node.
-      if (leaves && nodes_.size() + chain_ends_ + 1 == limits_.max_nodes) continue;
+      if (leaves && nodes_.size() + chain_ends_ + 1 == options_.max_nodes) continue;
       take_ahead(best);
       const auto node = static_cast<std::int32_t>(nodes_.size()) - 1;
       const std::int32_t path = path_of(node);
       const std::uint32_t depth = node_at(node).depth;
-      if (depth == kMaxTreeDepth || (path >= 0 && depth - node_at(path).depth == limits_.length))
+      if (depth == kMaxTreeDepth || (path >= 0 && depth - node_at(path).depth == options_.length))
         continue;
       next_ = node;
       return;
@@ -535,7 +535,7 @@ class TreeBuilder {
   // In a lookahead, the first node of the path by which `node` leaves the verified draft;
   // kOfVerified: `node` is in that draft, or is the context. In another draft always kOfVerified.
   std::int32_t path_of(std::int32_t node) const {
-    return node < 0 || limits_.shape != Shape::kLookahead
+    return node < 0 || options_.shape != Shape::kLookahead
                ? kOfVerified
                : path_of_[static_cast<std::size_t>(node)];
   }
@@ -543,10 +543,10 @@ class TreeBuilder {
   // End the draft: cut it by costs, and put its nodes into their order.
   void finish() {
     next_ = kNowhere;
-    if (!limits_.costs.empty()) nodes_.resize(pruned_size(nodes_, limits_.costs));
+    if (!options_.costs.empty()) nodes_.resize(pruned_size(nodes_, options_.costs));
     const std::vector<std::int32_t> expansions_before = expansion_of_;
     expansion_of_.resize(nodes_.size());
-    const std::vector<std::int32_t> moved_to = limits_.shape == Shape::kLookahead
+    const std::vector<std::int32_t> moved_to = options_.shape == Shape::kLookahead
                                                    ? put_in_path_order(nodes_)
                                                    : put_in_verification_order(nodes_);
     for (std::size_t i = 0; i < nodes_.size(); ++i)
@@ -631,7 +631,7 @@ class TreeBuilder {
   Frontier frontier_;
   std::vector<SourceEvidence> source_evidence_;
   std::vector<std::vector<ContinuedMatch>> continued_;  // of each expansion
-  DraftOptions limits_{};
+  DraftOptions options_{};
   std::int32_t next_ = kNowhere;  // the node that is expanded next
   // Of a lookahead: the draft that is verified meanwhile, path_of() of each node, and how many
   // candidates in the frontier continue a chain.

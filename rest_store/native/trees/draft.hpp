@@ -20,8 +20,8 @@
 //    ranks are equal, so are all between them, and nothing is read there.
 // 4. The children seen that may have `least` occurrences are counted exactly: binary searches find
 //    the boundaries of their intervals in the gaps between samples.
-// 5. If the trie has too few nodes, the estimate was too great: 3 and 4 again with a smaller
-// `least`.
+// 5. If the trie has too few nodes, the estimate was too great: 3 and 4 are repeated with a smaller
+//    `least`.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@
 namespace rest_store {
 
 // Bounds on the size of a draft tree.
-struct Limits {
+struct TreeLimits {
   std::uint32_t max_nodes;  // 1 .. kMaxNodes
   std::uint32_t max_depth;  // in tokens, 1 .. kMaxDepth
 };
@@ -56,7 +56,7 @@ class Drafter {
   // interval for each of `shards`. `vocabulary`: tokens are below it. `sharing`: limits the reader;
   // null: it may learn of everything.
   MatchTree draft(const std::vector<ShardView>& shards, const Match& match,
-                  std::uint32_t vocabulary, const Limits& limits, const Sharing* sharing) {
+                  std::uint32_t vocabulary, const TreeLimits& limits, const Sharing* sharing) {
     if (match.count == 0) return {};
     limits_ = limits;
     sharing_ = sharing;
@@ -102,9 +102,9 @@ class Drafter {
   };
 
   // A shard in which the match occurs.
-  struct Part {
-    const ShardView* shard;
-    std::size_t number;    // of the shard
+  struct MatchedShard {
+    const ShardView* view;
+    std::size_t number;    // among all shards
     double root;           // the square root of the number of occurrences in it
     std::uint64_t stride;  // ranks from one sample to the next
   };
@@ -116,9 +116,9 @@ class Drafter {
     Token token;        // at the present level
   };
 
-  // The occurrences of a node in one part, and the samples first .. last - 1 among them.
+  // The occurrences of a node in one shard, and the samples first .. last - 1 among them.
   struct Piece {
-    std::uint32_t part;
+    std::uint32_t shard;  // index in matched_shards_
     std::uint32_t first, last;
     Interval ranks;
   };
@@ -160,28 +160,29 @@ class Drafter {
   void begin(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary) {
     child_of_.resize(vocabulary, kNone);
     match_ = &match;
-    parts_.clear();
+    matched_shards_.clear();
     root_.clear();
     for (std::size_t i = 0; i < shards.size(); ++i)
       if (const Interval& ranks = match.intervals[i]; ranks.width() > 0) {
-        root_.push_back({static_cast<std::uint32_t>(parts_.size()), 0, 0, ranks});
-        parts_.push_back({&shards[i], i, std::sqrt(static_cast<double>(ranks.width())), 1});
+        root_.push_back({static_cast<std::uint32_t>(matched_shards_.size()), 0, 0, ranks});
+        matched_shards_.push_back(
+            {&shards[i], i, std::sqrt(static_cast<double>(ranks.width())), 1});
       }
   }
 
   // Set the strides of samples, such that all children with `least` occurrences are seen. A child
-  // that no sample shows has less than a stride of occurrences in each part. All strides together
+  // that no sample shows has less than a stride of occurrences in each shard. All strides together
   // are half of `least`, so that a child that one sample shows has fewer as well. Of all strides
-  // with this sum, those that grow with the square root of a part's occurrences read the fewest
+  // with this sum, those that grow with the square root of a shard's occurrences read the fewest
   // samples.
   void set_strides(std::uint64_t least) {
     double roots = 0;
-    for (const Part& part : parts_) roots += part.root;
+    for (const MatchedShard& shard : matched_shards_) roots += shard.root;
     unseen_ = 0;
-    for (Part& part : parts_) {
-      const double stride = part.root / roots * static_cast<double>(least) / 2;
-      part.stride = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(stride));
-      unseen_ += part.stride - 1;
+    for (MatchedShard& shard : matched_shards_) {
+      const double stride = shard.root / roots * static_cast<double>(least) / 2;
+      shard.stride = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(stride));
+      unseen_ += shard.stride - 1;
     }
   }
 
@@ -191,7 +192,7 @@ class Drafter {
     fresh_.clear();
     for (Piece& piece : root_) {
       piece.first = static_cast<std::uint32_t>(refined_.size());
-      add_samples(piece.part, piece.ranks, parts_[piece.part].stride);
+      add_samples(piece.shard, piece.ranks, matched_shards_[piece.shard].stride);
       piece.last = static_cast<std::uint32_t>(refined_.size());
     }
     root_samples_.swap(refined_);
@@ -261,23 +262,23 @@ class Drafter {
   std::uint64_t visible_count(std::size_t first) {
     intervals_.assign(shards_->size(), {});
     for (std::size_t i = first; i < pieces_.size(); ++i)
-      intervals_[parts_[pieces_[i].part].number] = pieces_[i].ranks;
+      intervals_[matched_shards_[pieces_[i].shard].number] = pieces_[i].ranks;
     return sharing_->visible(*shards_, intervals_).count;
   }
 
   // Add a sample of each `step` of `ranks`. Any `step` ranks in a row have one of them.
-  void add_samples(std::uint32_t part, const Interval& ranks, std::uint64_t step) {
+  void add_samples(std::uint32_t shard, const Interval& ranks, std::uint64_t step) {
     for (Rank rank = ranks.begin + step - 1; rank < ranks.end; rank += step) {
-      fresh_.push_back({static_cast<std::uint32_t>(refined_.size()), part});
+      fresh_.push_back({static_cast<std::uint32_t>(refined_.size()), shard});
       refined_.push_back({rank, 0, 0});
-      prefetch(parts_[part].shard->entry_address(rank));
+      prefetch(matched_shards_[shard].view->entry_address(rank));
     }
   }
 
   // Read the positions of fresh samples.
   void read_positions(std::vector<Sample>& samples, std::uint32_t skip) {
-    for (const auto& [sample, part] : fresh_) {
-      const ShardView& shard = *parts_[part].shard;
+    for (const auto& [sample, number] : fresh_) {
+      const ShardView& shard = *matched_shards_[number].view;
       samples[sample].position = shard.position(samples[sample].rank);
       prefetch(shard.suffix(samples[sample].position + skip));
     }
@@ -287,7 +288,7 @@ class Drafter {
   void read_tokens(std::uint32_t skip) {
     for (const Open& open : open_)
       for (std::uint32_t i = open.first; i < open.last; ++i) {
-        const ShardView& shard = *parts_[pieces_[i].part].shard;
+        const ShardView& shard = *matched_shards_[pieces_[i].shard].view;
         const std::uint32_t shift = 64 - 8 * shard.width;
         for (std::uint32_t sample = pieces_[i].first; sample < pieces_[i].last; ++sample)
           samples_[sample].token =
@@ -303,14 +304,14 @@ class Drafter {
     for (const Open& open : open_)
       for (std::uint32_t i = open.first; i < open.last; ++i) {
         Piece& piece = pieces_[i];
-        const std::uint64_t stride = parts_[piece.part].stride;
+        const std::uint64_t stride = matched_shards_[piece.shard].stride;
         const auto first = static_cast<std::uint32_t>(refined_.size());
         for (std::uint32_t sample = piece.first; sample <= piece.last; ++sample) {
           const bool is_inner = sample > piece.first && sample < piece.last;
           const Interval gap = gap_before(piece, sample);
           if (gap.width() >= stride &&
               !(is_inner && samples_[sample - 1].token == samples_[sample].token))
-            add_samples(piece.part, gap,
+            add_samples(piece.shard, gap,
                         gap.width() <= 4 * kFanOut * stride ? stride : gap.width() / kFanOut);
           if (sample < piece.last) refined_.push_back(samples_[sample]);
         }
@@ -391,7 +392,7 @@ class Drafter {
       if (begin.begin == end.end) continue;
       if (is_exact_ && begin.width() > 0) add_boundary(piece, begin, false);
       if (is_exact_ && end.width() > 0) add_boundary(piece, end, true);
-      candidate_pieces_.push_back({piece.part, run.first, run.last, {begin.begin, end.begin}});
+      candidate_pieces_.push_back({piece.shard, run.first, run.last, {begin.begin, end.begin}});
       most += end.end - begin.begin;
     }
     if (most >= least) {
@@ -405,7 +406,7 @@ class Drafter {
 
   // Append a boundary of the next of `candidate_pieces_`: at its end if `after`, else at its begin.
   void add_boundary(const Piece& piece, const Interval& within, bool after) {
-    const ShardView& shard = *parts_[piece.part].shard;
+    const ShardView& shard = *matched_shards_[piece.shard].view;
     boundaries_.push_back({{&shard, nullptr, shard.width, 0, after, within.begin, within.end, 0},
                            candidate_pieces_.size()});
   }
@@ -415,7 +416,7 @@ class Drafter {
     patterns_.resize(candidate_pieces_.size());
     for (const Candidate& child : candidates_)
       for (std::uint32_t i = child.first; i < child.last; ++i)
-        patterns_[i] = big_endian(child.token, parts_[0].shard->width);
+        patterns_[i] = big_endian(child.token, matched_shards_[0].view->width);
     for (PieceBoundary& boundary : boundaries_) {
       boundary.pattern = reinterpret_cast<const std::uint8_t*>(&patterns_[boundary.piece]);
       boundary.skip = skip;
@@ -466,10 +467,10 @@ class Drafter {
   const Sharing* sharing_ = nullptr;
   const std::vector<ShardView>* shards_ = nullptr;
   std::vector<Interval> intervals_;  // of a node, one for each shard
-  Limits limits_{};
+  TreeLimits limits_{};
   bool is_exact_ = false;     // whether children are counted, not estimated from samples
   std::uint64_t unseen_ = 0;  // the most occurrences of a child that no sample shows
-  std::vector<Part> parts_;
+  std::vector<MatchedShard> matched_shards_;
   std::vector<Node> nodes_;
   std::vector<std::uint64_t> counts_;  // the greatest of the nodes
   // The match and its samples, and those of the deepest level.
@@ -477,7 +478,7 @@ class Drafter {
   std::vector<Piece> candidate_pieces_;  // of children that may have enough occurrences
   std::vector<Sample> root_samples_, samples_, refined_;
   std::vector<Open> open_;
-  // The samples that have to be read, and their parts.
+  // The samples that have to be read, and their shards in matched_shards_.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> fresh_;
   std::vector<std::uint32_t> child_of_;  // of each token; kNone: none
   std::vector<Child> children_;

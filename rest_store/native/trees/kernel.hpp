@@ -34,7 +34,7 @@ class Kernel {
   }
 
   // The tree of the continuations of that match; never null. `limits` are in range.
-  TreeCache::Tree draft(const Suffix& suffix, const Limits& limits, Scratch& scratch) {
+  TreeCache::Tree draft(const Suffix& suffix, const TreeLimits& limits, Scratch& scratch) {
     const Match& match = this->match(suffix, scratch);
     const auto make = [&] {
       return std::make_shared<const MatchTree>(

@@ -20,7 +20,7 @@ class TreeCache {
   using Tree = std::shared_ptr<const MatchTree>;
 
   // The key of a tree. `tokens`: of its match, as bytes of a tokens file.
-  static std::string key(std::string_view tokens, const Limits& limits) {
+  static std::string key(std::string_view tokens, const TreeLimits& limits) {
     std::string key(tokens);
     key.append(reinterpret_cast<const char*>(&limits), sizeof limits);
     return key;
@@ -29,8 +29,8 @@ class TreeCache {
   // The tree of `key`; null if there is none.
   Tree find(const std::string& key) {
     const std::lock_guard lock(mutex_);
-    const auto found = trees_.find(key);
-    return found == trees_.end() ? nullptr : found->second;
+    const auto entry = trees_.find(key);
+    return entry == trees_.end() ? nullptr : entry->second;
   }
 
   // Add a tree, unless there is one of this key.
