@@ -623,11 +623,11 @@ def agent_means() -> str:
         "two runs of 35 other tasks": (session("others.jsonl"), "peers_agents"),
         "two runs of the same tasks, too": (session(known), "peers_agents"),
         "these, and corpora": (session(known, "session, corpora"), "peers_agents"),
-        "the same runs, nothing learnt from answer to answer": (
+        "the same runs, the answers themselves not remembered": (
             fitted[0],
             "calibration_agents_default",
         ),
-        "that with a calibration fitted to agents as well": (
+        "that, with a calibration fitted to agents as well": (
             fitted[1],
             "calibration_agents_fitted",
         ),
