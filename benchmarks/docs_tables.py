@@ -296,6 +296,29 @@ def draft_time() -> str:
     return markdown(["", "median"], table_rows)
 
 
+def heads() -> str:
+    """Modelled speeds of ways to use a session beside a trained head."""
+    rows = results("heads_llama31_8b")["rows"] + results("heads_llama31_8b_batches")["rows"]
+    batches = list(dict.fromkeys(row["batch"] for row in rows))
+    by_way = {(row["way"], row["batch"]): row for row in rows}
+    table_rows = []
+    for way, label in (
+        ("per step", "tree, head or both, chosen per step (today's choice)"),
+        ("long matches", "a match of four tokens overrides the head"),
+        ("one tree", "one tree: the head's tokens are nodes"),
+        ("oracle", "an oracle's choice of tree or head"),
+        ("two chains", "two chains: session or head, chosen per step (today in vLLM)"),
+        ("one chain", "one chain: retrieved tokens below the head's"),
+    ):
+        cells = []
+        for batch in batches:
+            row = by_way[way, batch]
+            share = f" ({row['gap']:.0%})" if way == "one tree" else ""
+            cells.append(digits(row["modelled_speed_total"]) + share)
+        table_rows.append([label, *cells])
+    return markdown(["way", *(f"batch of {batch}" for batch in batches)], table_rows)
+
+
 def lag() -> str:
     """M where vLLM schedules a step before it knows the text of the one before."""
     agents = results("lag_agents")["rows"]
@@ -304,24 +327,24 @@ def lag() -> str:
     columns = [[row for row in agents if row["knows"] == history] for history in histories]
     columns.append(llama)
     table_rows = []
-    for way, nodes, looks_up in (
-        ("waiting", 0, True),
-        ("ahead", 512, True),
-        ("ahead", 192, True),
-        ("ahead", 512, False),
-        ("ahead", 192, False),
+    for label, way, nodes, searched in (
+        ("vLLM's suffix rule", "vLLM's rule", None, None),
+        ("waiting for the text", "waiting", 0, "text and memory"),
+        ("ahead, 512 nodes", "ahead", 512, "text and memory"),
+        ("ahead, 192 nodes", "ahead", 192, "text and memory"),
+        ("ahead, 512 nodes, the device searches the text alone", "ahead", 512, "text"),
+        ("ahead, 512 nodes, the foreseen outcomes alone", "ahead", 512, "nothing"),
     ):
-        label = "waiting for the text" if way == "waiting" else f"ahead, {nodes} nodes"
-        if not looks_up:
-            label += ", the foreseen outcomes alone"
         cells = []
         for column in columns:
-            by_way = {(row["nodes"], row["device looks up"]): row["M"] for row in column}
-            mean = by_way.get((nodes, looks_up))
-            share = f" ({mean / by_way[0, True]:.0%})" if mean and nodes else ""
-            cells.append("" if mean is None else digits(mean) + share)
-        if any(cells):
-            table_rows.append([label, *cells])
+            means = {
+                (row["way"], row.get("nodes"), row.get("device searches")): row["M"]
+                for row in column
+            }
+            mean = means[way, nodes, searched]
+            waiting = means["waiting", 0, "text and memory"]
+            cells.append(digits(mean) + (f" ({mean / waiting:.0%})" if nodes else ""))
+        table_rows.append([label, *cells])
     header = [
         "drafts, M",
         "agents, nothing known",
@@ -953,6 +976,7 @@ TABLES: dict[str, Callable[[], str]] = {
         memory,
         again,
         draft_time,
+        heads,
         lag,
         lag_times,
         live_times,

@@ -26,6 +26,7 @@ from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.scopes import Scope
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources, RequestSources
+from rest_store.errors import StorageError
 from rest_store.live.agent_memory import RECORD_NAME
 from tests.shared.engine import (
     VOCABULARY,
@@ -106,6 +107,27 @@ def test_a_tenants_latest_outputs_are_searched_for_no_other(
     sizes = {id: drafter.latest_outputs(id).size for id in (*chosen, "no request")}
     assert sizes == {**dict.fromkeys(sizes, 0), "a": len(PROMPT) + 12 + 1}
     assert drafter.latest_outputs("a")[:2].tolist() == PROMPT
+
+
+def test_a_memory_that_cannot_be_read_is_not_searched(
+    drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latest_outputs, "_SECONDS", 0.0)
+    for name in ("a", "b"):
+        written(drafter, f"{name} 1", namespace=name)
+        drafter.begin(NewRequest(name, PROMPT, len(PROMPT), namespace=name))
+        drafter.latest_outputs(name)
+    drafter.work()
+    assert all(drafter.latest_outputs(name).size for name in ("a", "b"))
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise StorageError("no longer readable")
+
+    drafter._sources._scopes.get("a", "").memory.add([[1, 2, 3]])
+    monkeypatch.setattr(drafter._sources._scopes.get("a", "").memory, "documents", fail)
+    drafter.work()
+    assert [drafter.latest_outputs(name).size > 0 for name in ("a", "b")] == [False, True]
+    assert totals(drafter, "errors")["work"] >= 1
 
 
 def test_a_tenants_likely_tokens_are_drafted_for_no_other(drafter: RequestDrafter) -> None:
