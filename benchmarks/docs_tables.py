@@ -623,6 +623,50 @@ def agents() -> str:
     )
 
 
+def agent_means() -> str:
+    """M on an agent's traces by each means, up to an oracle that ranks the candidates."""
+    known = "others.jsonl and earlier.jsonl"
+    peers = results("peers_agents")
+    ranking = results("ranking_agents")
+
+    def means(rows: list[dict[str, Any]], column: str, **fields: str) -> list[str]:
+        return [digits(find(rows, nodes=nodes, **fields)[column]) for nodes in (16, 48)]
+
+    def session(knows: str, drafting: str = "session") -> list[str]:
+        return means(peers, "M", knows=knows, drafting=drafting)
+
+    fitted = []
+    for name in ("calibration_agents_default", "calibration_agents_fitted"):
+        rows = results(name)["known"]
+        fitted.append(means(rows, "M", remembered=known))
+    shares = find(ranking, knows=known, drafting="session", nodes=16)
+    best, first = shares["proposed"], shares["ranked first"]
+    shown = {
+        "nothing known": (session("nothing"), "peers_agents"),
+        "two runs of 35 other tasks": (session("others.jsonl"), "peers_agents"),
+        "two runs of the same tasks, too": (session(known), "peers_agents"),
+        "these, and corpora": (session(known, "session, corpora"), "peers_agents"),
+        "the same runs, the answers themselves not remembered": (
+            fitted[0],
+            "calibration_agents_default",
+        ),
+        "that, with a calibration fitted to agents as well": (
+            fitted[1],
+            "calibration_agents_fitted",
+        ),
+        f"the same runs, chains of the likeliest candidates ({first:.0%} of the tokens)": (
+            means(ranking, "M of the first", knows=known),
+            "ranking_agents",
+        ),
+        f"the same runs, an oracle's choice among the candidates ({best:.0%} of the tokens)": (
+            means(ranking, "M of an oracle", knows=known),
+            "ranking_agents",
+        ),
+    }
+    table_rows = [[label, *both, f"`{name}.json`"] for label, (both, name) in shown.items()]
+    return markdown(["means", "M at 16 nodes", "48 nodes", "result"], table_rows)
+
+
 def shared_memory() -> str:
     """M on an agent's traces by the number of tasks that have to write what others draft from."""
     measured = results("privacy")["cost"]
@@ -946,6 +990,7 @@ TABLES: dict[str, Callable[[], str]] = {
         rollouts_replayed,
         few_nodes,
         agents,
+        agent_means,
         shared_memory,
         attacked_memory,
         compaction,
