@@ -25,9 +25,16 @@ GREEDY = {"temperature": 0.0, "max_tokens": 40}
 
 
 @pytest.fixture(scope="module")
-def drafted(model: Path, datastore: Path) -> Iterator[Any]:
+def drafted(
+    model: Path, datastore: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
     """An engine with drafts that are looked up a step ahead, short of memory."""
-    with engine(model, {"datastores": [str(datastore)], "lag": True}, blocks=SCARCE) as llm:
+    settings = {
+        "datastores": [str(datastore)],
+        "remember": str(tmp_path_factory.mktemp("exact") / "memory"),
+        "lag": True,
+    }
+    with engine(model, settings, blocks=SCARCE) as llm:
         yield llm
 
 
