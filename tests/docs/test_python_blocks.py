@@ -1,4 +1,5 @@
-"""Each Python block of README.md and docs/ runs, with the objects that its page speaks of.
+"""Each block of Python in README.md and docs/ runs, with the
+objects around it that its page speaks of.
 
 README's and the protocol's blocks have tests of their own in tests/test_readme.py, which look at
 results, too.
@@ -59,9 +60,8 @@ SERVICES = {
 
 
 class RecordedEngine:
-    """Stands for vLLM's `LLM`, and checks its settings as the plug-in does.
-
-    tests/engines/vllm runs the real one.
+    """Stands for vLLM's `LLM`, which tests/engines/vllm runs, and
+    checks its settings as the plug-in does.
     """
 
     def __init__(
@@ -86,7 +86,9 @@ class RecordedClient:
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that pages use without defining them, and a folder with their files."""
+    """The names that pages use without defining them, and a
+    folder with the files that they name.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "src").mkdir()
     for number in range(4):
@@ -148,7 +150,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_blocks_of_a_page_run(
     name: str, names: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Blocks run in their order: a block may use a name of an earlier one."""
+    """In their order: a block may use a name of one before it."""
     texts = PYTHON[name]
     if any("s3://" in text for text in texts):
         request.getfixturevalue("s3")
