@@ -1,10 +1,10 @@
 """The seam to transformers: the name of its cache, and a table of all that we rely on.
 
 5.24 renamed the argument of `generate`, `prepare_inputs_for_generation` and `forward`, the field of
-outputs, and what a custom loop is given.
+outputs, and the argument of a custom loop.
 
-The table, `DEPENDENCIES`, lists what generation relies on in transformers beside the names that it
-imports. It holds for 5.19 to 5.24.
+The table, `DEPENDENCIES`, lists all names of transformers that generation relies on besides those
+that it imports. It holds for 5.19 to 5.24.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ DEPENDENCIES = (
         Dependency(f"transformers:PreTrainedConfig.{name}")
         for name in ("_attn_implementation", "is_encoder_decoder", "sub_configs")
     ),
-    # What `generate` prepares.
+    # The inputs that `generate` prepares.
     Dependency(f"{_CONFIG}.get_generation_mode", ("self",)),
     *(
         Dependency(f"{_CONFIG}.{name}")
@@ -245,7 +245,7 @@ DEPENDENCIES = (
 def require_transformers() -> None:
     """Check once that the installed transformers agrees with the table.
 
-    What is only read is left to the tests: to look for it takes seconds.
+    The tests check attributes that are only read, since looking for them takes seconds.
 
     Raises:
         NotSupportedError: it is not.

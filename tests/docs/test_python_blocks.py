@@ -1,5 +1,4 @@
-"""Each block of Python in README.md and docs/ runs, with the
-objects around it that its page speaks of.
+"""Each Python block of README.md and docs/ runs, with the objects that its page speaks of.
 
 README's and the protocol's blocks have tests of their own in tests/test_readme.py, which look at
 results, too.
@@ -60,8 +59,9 @@ SERVICES = {
 
 
 class RecordedEngine:
-    """Stands for vLLM's `LLM`, which tests/engines/vllm runs, and
-    checks its settings as the plug-in does.
+    """Stands for vLLM's `LLM`, and checks its settings as the plug-in does.
+
+    tests/engines/vllm runs the real one.
     """
 
     def __init__(
@@ -86,9 +86,7 @@ class RecordedClient:
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that pages use without defining them, and a
-    folder with the files that they name.
-    """
+    """The names that pages use without defining them, and a folder with their files."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "src").mkdir()
     for number in range(4):
@@ -150,7 +148,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_blocks_of_a_page_run(
     name: str, names: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """In their order: a block may use a name of one before it."""
+    """Blocks run in their order: a block may use a name of an earlier one."""
     texts = PYTHON[name]
     if any("s3://" in text for text in texts):
         request.getfixturevalue("s3")

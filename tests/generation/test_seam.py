@@ -51,9 +51,7 @@ def test_another_release_is_named_before_the_model_runs(
 
 
 def test_what_is_taken_over_is_in_the_table() -> None:
-    """Caches that transformers makes have no more of their
-    own than the table, or this list, says.
-    """
+    """Caches of transformers have no attributes but those of the table and of this list."""
     listed = {part.place.rpartition(".")[2] for part in DEPENDENCIES}
     cache = DynamicCache(config=tiny_model("mistral with a sliding window").config)
     unused = {"device", "record_past", "_sliding_window_tensor"}
