@@ -1,1 +1,1 @@
-"""The gRPC service: `rest-store serve` and what it is made of. Loads no torch."""
+"""The gRPC service: `rest-store serve` and its parts. Loads no torch."""
