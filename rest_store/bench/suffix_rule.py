@@ -150,7 +150,7 @@ class SuffixRule:
         self._memory.add(self._prompt, self._text[self._prompt.size :])
 
     def own_continuation(self, count: int) -> tuple[int, list[int]]:
-        """Return the length of the longest earlier match, and what follows the latest such one."""
+        """Return the length of the longest earlier match, and the tokens after the latest one."""
         text = self._text
         ends = 1 + np.flatnonzero(text[:-1] == text[-1])
         if not ends.size:

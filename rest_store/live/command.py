@@ -33,7 +33,7 @@ def live() -> None:
 
 
 def show(directory: Path, *, as_json: bool) -> None:
-    """Print what `rest-store info` shows of the live datastore in `directory`."""
+    """Print the output of `rest-store info` for the live datastore in `directory`."""
     with _open(directory, read_only=True) as store:
         info = store.info()
     tokenizer = info.tokenizer
@@ -122,7 +122,7 @@ Examples:
     metavar="N",
     type=click.IntRange(1, 64),
     show_default="as it was opened last",
-    help="Tell a group of what others wrote once N groups have written it.",
+    help="Tell a group of others' text once N groups have written it.",
 )
 @click.option("--group", metavar="NAME", default="", help="The group that the documents are of.")
 @corpus_options

@@ -26,7 +26,7 @@ class Committer:
     exceed the retention are evicted there, in the same transaction.
 
     If a change ends with an error or an interrupt, nobody knows whether it was committed. The next
-    change therefore begins by loading what is stored.
+    change therefore begins by loading the stored segments.
 
     Args:
         directory: the directory of the datastore.
@@ -90,7 +90,7 @@ class Committer:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Within the block, let no other thread change what is stored and published."""
+        """Within the block, let no other thread change the stored and the published state."""
         with self._changing:
             self.require_open()
             if self._may_differ_from_disk:
@@ -112,7 +112,7 @@ class Committer:
         self._clock = Clock(self.documents.newest_time(), self.retention.shortest_age)
 
     def load_segments(self) -> None:
-        """Publish what is stored. Damaged and missing segments are sorted again and flushed."""
+        """Publish the stored segments. Damaged and missing ones are sorted again and flushed."""
         self.segments.shared_after = self.documents.shared_after()
         loaded = self.segments.load(self._directory, self.documents, self.retention)
         for namespace, segments in loaded.items():
@@ -129,7 +129,7 @@ class Committer:
         deleted: bool = False,
         stored_records: Set[SegmentRecord] | None = None,
     ) -> None:
-        """Commit a change of this datastore, evict what it no longer keeps, and publish both.
+        """Commit a change of this datastore and its evictions, and publish both.
 
         Args:
             changed: for each namespace with other segments, all of its segments after the change.

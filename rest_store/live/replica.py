@@ -232,7 +232,7 @@ class Replica:
             and first - 1 <= last <= changes.head <= _MAX_NUMBER
             and _is_ascending(first - 1, changes.added, last + 1)
             and _is_ascending(first - 1, changes.removed, last + 1)
-            and all(0 < some.first <= some.last < some.number for some in changes.removed)
+            and all(map(_is_removal_of_earlier, changes.removed))
             and 1 <= changes.shared_after <= MAX_SHARED_AFTER
         ):
             return
@@ -343,6 +343,11 @@ def _is_ascending(
     """Return whether the numbers of changes ascend, all of them between two others."""
     numbers = [before, *(change.number for change in changes), after]
     return all(number < following for number, following in pairwise(numbers))
+
+
+def _is_removal_of_earlier(removal: Removal) -> bool:
+    """Return whether the removed documents have numbers in order, before the removal's."""
+    return 0 < removal.first <= removal.last < removal.number
 
 
 def _is_well_formed(document: DocumentRecord, width: int) -> bool:

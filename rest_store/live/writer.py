@@ -16,7 +16,7 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.errors import DatastoreNotFoundError, StorageError
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.committer import Committer
-from rest_store.live.compaction import Compactor
+from rest_store.live.compactor import Compactor
 from rest_store.live.directory import take_writer_lock
 from rest_store.live.documents import Documents
 from rest_store.live.encoder import encode_documents, store_tokenizer
@@ -44,8 +44,8 @@ class Writer:
             None: any.
         retention: how much a namespace without its own retention keeps from now on. Fields that are
             None stay as they are.
-        shared_after: how many groups have to write what queries tell others from now on; None: as
-            many as before.
+        shared_after: how many groups have to write a text before queries tell others of it from now
+            on; None: as many as before.
         tokenizer_json: serialization of the tokenizer; a new datastore stores it to encode texts.
         location: the location of the upstream, if this is a replica; "": it is none.
         segments: the segments that queries read already; None: new ones.

@@ -1,6 +1,4 @@
-"""The scripts of `benchmarks/`: their command lines, and
-small runs whose results a report shows.
-"""
+"""The scripts of `benchmarks/` run small, and a report shows their results."""
 
 from __future__ import annotations
 

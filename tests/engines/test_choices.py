@@ -163,7 +163,7 @@ def test_a_tenants_choices_under_a_grammar_are_drafted_for_no_other(
 def test_a_namespace_without_the_operator_is_no_memory(
     drafter: RequestDrafter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It shares nothing, with the same wrong name neither, and the request goes on."""
+    """A namespace that the operator did not name shares nothing, and the request goes on."""
     assert written(drafter, "1").get("memory", 0) == 0
     for number, name in enumerate(["other", "other", 7, ["a"], "a/lora:b"]):
         assert written(drafter, f"other {number}", namespace=name).get("memory", 0) == 0
@@ -305,7 +305,7 @@ def test_the_switch_is_read_as_engines_pass_it_on() -> None:
 
 
 def test_placeholders_of_images_are_never_matched(tmp_path: Path) -> None:
-    """A prompt of two equal images, each of them many equal tokens."""
+    """The prompt has two equal images, each of them many equal tokens."""
     image = [250] * 40
     prompt = [10, *image, 11, 12, 13, *image, 11]
     placeholders = [place for place, token in enumerate(prompt) if token == 250]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rest_store.errors import StorageError
-from rest_store.live import compaction, segment, segment_builder
-from rest_store.live.compaction import Compactor
+from rest_store.live import compactor, segment, segment_builder
+from rest_store.live.compactor import Compactor
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.live import new_live, no_background, small_segments, until
@@ -150,7 +150,7 @@ def failing(
 def test_an_interrupt_loses_nothing_and_adds_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool, size: int
 ) -> None:
-    """Before the commit and between it and what is shown to queries."""
+    """The interrupt comes before the commit, or between the commit and its publication."""
     commit = Documents.commit
     interrupt = failing(1, KeyboardInterrupt())
 
@@ -258,7 +258,7 @@ def test_additions_are_held_back_while_there_is_much_to_merge(
     no_background(monkeypatch)
     delays: list[float] = []
     with new_live(tmp_path / "live") as live:
-        monkeypatch.setattr(compaction.time, "sleep", delays.append)
+        monkeypatch.setattr(compactor.time, "sleep", delays.append)
         for number in range(12):
             live.add([[number] * 20])
         assert set(delays) == {0.02}

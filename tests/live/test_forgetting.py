@@ -22,7 +22,7 @@ from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live, no_bac
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("size", [1, 300])
 def test_no_file_holds_what_was_deleted(tmp_path: Path, compacted: bool, size: int) -> None:
-    """Not the log either, nor free pages, whether it takes a part of a page or several."""
+    """Neither the log nor free pages hold a document of a part of a page or of several."""
     with (
         new_live(tmp_path / "live") as live,
         LiveDatastore.open(tmp_path / "live", read_only=True) as reader,
@@ -141,7 +141,7 @@ def full_disk(*arguments: object, **options: object) -> None:
 def test_what_a_kill_leaves_of_a_deletion_is_removed_when_it_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evicted: bool
 ) -> None:
-    """A kill between the commit of a deletion and the end of it, while another process reads."""
+    """The kill comes between the commit and the end of a deletion, while another process reads."""
     killed = tmp_path / "killed"
 
     def kill(opened: Documents) -> None:
