@@ -59,8 +59,8 @@ def build(
         max_documents: bound on the documents of each corpus.
         gitignore: whether to skip the files in directories that `.gitignore` and
             `.git/info/exclude` name.
-        texts: "all", or of conversations alone what the model has "written", or all else: what it
-            has "read".
+        texts: "all"; or of conversations alone, "written": the answers of the model, or "read": all
+            other texts.
         keep_secrets: whether to keep lines of agents' transcripts that look like keys and tokens.
         chat_template: Jinja template for conversations, or a file with it; None: that of the
             tokenizer.
@@ -78,7 +78,7 @@ def build(
         progress: called with the progress of each stage, a few times a second.
 
     Returns:
-        The datastore at `out`, opened. Its `info()` says what was read.
+        The datastore at `out`, opened. Its `info()` has the counts of the corpora.
 
     Raises:
         BuildError: corpora, options or `out` are not valid; the subclass names the kind.

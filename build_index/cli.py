@@ -171,7 +171,7 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
             message = "interrupted" + _resume_hint(out)
             status = _INTERRUPTED_STATUS
         except (RestStoreError, OSError) as error:
-            # A ResumeError says itself what to do.
+            # A ResumeError names the remedy itself.
             hint = "" if isinstance(error, ResumeError) else _resume_hint(out)
             if hint and isinstance(error, CorpusError):
                 hint = (

@@ -48,7 +48,7 @@ class ControlMarks:
         return _MARKED_TEXT.sub(lambda match: self._texts[int(match[1])], marked)
 
     def unseal_end(self, rendered: str, characters: int) -> str:
-        """Return what `unseal` returns of the last characters of the output of a template.
+        """Return the result of `unseal` for the last characters of a template's output.
 
         They begin inside no control token, and inside no marked text.
         """

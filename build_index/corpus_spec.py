@@ -102,8 +102,8 @@ def corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(TEXTS),
             default="all",
             help=(
-                "What to read: all; of conversations the answers that the model has written; or"
-                " what it has read."
+                "The texts to read: all; or of conversations alone, the answers of the model"
+                " (written) or all other texts (read)."
             ),
         ),
         click.option(

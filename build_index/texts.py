@@ -1,4 +1,4 @@
-"""What a model wrote in a conversation, and what it read, as documents of their own."""
+"""The texts of a conversation that a model wrote, or that it read, as documents of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from build_index.documents import READ, WRITTEN, Document, Message
 
 TEXTS = ("all", WRITTEN, READ)
-"""What a corpus may be read for: whole documents, or parts of conversations alone."""
+"""The texts of a corpus to read: whole documents, or parts of conversations alone."""
 _MAX_SHOWN = 4096  # characters of a message before an answer; the last ones are kept
 _MAX_BEFORE = 8  # messages between the question and the answer that are shown
 
@@ -19,7 +19,7 @@ def select_texts(document: Document, texts: str) -> Iterator[Document]:
 
     Args:
         document: a text, or a conversation.
-        texts: one of `TEXTS`. What is no conversation was read, not written, by a model.
+        texts: one of `TEXTS`. A text that is no conversation counts as read by a model.
     """
     if texts == "all":
         yield document

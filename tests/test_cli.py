@@ -253,7 +253,7 @@ def test_serve_sets_what_grpc_reads_as_it_is_imported() -> None:
 
 
 def test_commands_need_no_classes_of_click_that_take_types() -> None:
-    """Before 8.4 `click.ParamType` takes none, and the metadata of the package allows 8.1."""
+    """Before 8.4 `click.ParamType` takes no types, and the package's metadata allows 8.1."""
     program = (
         "import click\nclick.ParamType.__class_getitem__ = None\n"
         "from rest_store.cli import main\nmain(['--help'])"  # which imports all commands

@@ -1,6 +1,4 @@
-"""One command line: every command and every script in `benchmarks/`
-names and shows its options in the same way.
-"""
+"""Every command and every script of `benchmarks/` names and shows its options alike."""
 
 from __future__ import annotations
 

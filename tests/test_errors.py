@@ -22,9 +22,7 @@ CLASSES = [
 
 
 def drawn_bases() -> dict[str, tuple[str, ...]]:
-    """The bases of each class as the module's docstring draws them:
-    the class above, the builtin at the right.
-    """
+    """The bases of each class in the drawing: the class above, the builtin at the right."""
     bases: dict[str, tuple[str, ...]] = {}
     # Column and name of the classes that may have children.
     above: list[tuple[int, str]] = [(-1, "Exception")]

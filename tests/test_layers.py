@@ -149,7 +149,7 @@ def test_every_package_has_its_layer() -> None:
 
 
 def test_there_are_no_circles() -> None:
-    """Between modules, with what functions import; what only type checkers read may go around."""
+    """No modules import each other in a circle, in functions neither; type checking may."""
     left = {
         module: {name for name in IMPORTS[module] if name in MODULES} - {module}
         for module in MODULES

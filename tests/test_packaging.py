@@ -68,9 +68,7 @@ def project() -> dict[str, Any]:
 
 
 def build_wheel(source: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Build in a copy of the environment whose editable install and
-    compiler settings do not shine through.
-    """
+    """Build in a copy of the environment, without its editable install and compiler settings."""
     clean = {name: value for name, value in os.environ.items() if name != "CXX"}
     command = [
         sys.executable,

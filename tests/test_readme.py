@@ -1,6 +1,4 @@
-"""What the documentation says is true: its commands, options, paths,
-links and metrics exist, and its Python runs.
-"""
+"""Commands, options, paths, links, metrics and Python of the documentation are real."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ def test_the_test_command_of_ci_is_the_readmes() -> None:
 
 
 def options_of(command: click.Command, words: list[str]) -> None:
-    """Require that the options in `words` are those of
-    `command`, or of what its first words name.
-    """
+    """Require that the options in `words` belong to `command`, or to the one that they name."""
     named = []
     while (
         isinstance(command, click.Group)
@@ -197,7 +193,7 @@ def test_errors_and_commands_named_exist(name: str) -> None:
     "name", ["docs/explanation/architecture.md", "docs/explanation/methods.md", "CONTRIBUTING.md"]
 )
 def test_paths_named_exist(name: str) -> None:
-    """Of every path in back quotes with a folder; a folder ends with a slash."""
+    """Paths in back quotes with a folder exist; a folder ends with a slash."""
     tops = "rest_store|build_index|benchmarks|tests|docs|proto|deploy|examples"
     named = re.findall(rf"`((?:{tops}|\.ci)/[\w./-]*)`", PAGES[name])
     assert len(named) > 10

@@ -1,6 +1,4 @@
-"""Tables of what plug-ins rely on in engines: what differs is
-named, and nothing else is used than they list.
-"""
+"""Tables of engine dependencies: differences are named, and nothing else is used."""
 
 from __future__ import annotations
 
@@ -120,7 +118,7 @@ def test_what_is_called_elsewhere_is_compared_under_its_own_name() -> None:
 
 
 def test_what_has_no_source_is_known_by_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where an engine is installed without sources."""
+    """An engine may be installed without sources."""
 
     @dataclass
     class Compiled:
@@ -161,7 +159,7 @@ def classes_of(vllm: Vllm) -> dict[str, type]:
 
 
 def test_stand_ins_of_vllm_have_nothing_that_its_table_lacks() -> None:
-    """So whatever the plug-in uses in the other tests is in the table."""
+    """The table therefore has all that the plug-in uses in the other tests."""
     definitions = classes_of(Vllm(None))
     assert len(definitions) > 12
     for class_name, definition in definitions.items():

@@ -1,8 +1,8 @@
 """Aider's history of chats, `.aider.chat.history.md`: Markdown, several sessions in one file.
 
 Source: `aider/io.py` (`append_chat_history`) and `split_chat_history_markdown` of `aider/utils.py`.
-A session begins with `# aider chat started at`. Lines with `#### ` are what the user said, lines
-with `> ` what Aider printed, all others what the model wrote. An answer that quotes by `> ` loses
+A session begins with `# aider chat started at`. Lines with `#### ` are the user's, lines with
+`> ` Aider's own, and all others the model's. An answer that quotes by `> ` loses
 these lines, as in Aider itself when it reads its history.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 from build_index.readers.turns import Turns
 
 HEADER = "# aider chat started at"
-_SAID, _PRINTED = "#### ", "> "
+_SAID = "#### "
+_PRINTED = "> "
 _LEFT_OUT = "lines that Aider printed"
 
 
@@ -56,4 +57,5 @@ class AiderHistory:
             self._turns.answered(object(), text if text.strip() else "")
         elif self._role:
             self._turns.said(self._role, text)
-        self._role, self._lines = role, []
+        self._role = role
+        self._lines = []

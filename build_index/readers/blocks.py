@@ -37,7 +37,8 @@ def add_message(turns: Turns, message: Mapping[str, Any], key: object, origin: s
         key: of an answer, see `Turns.answered`.
         origin: where it stands.
     """
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
     is_answer = role == "assistant"
     for block in blocks:
@@ -87,11 +88,13 @@ def add_item(turns: Turns, item: Mapping[str, Any], key: object, origin: str) ->
 
 
 def _call_of(item: Mapping[str, Any]) -> dict[str, Any]:
-    arguments, name = item.get("arguments"), item.get("name")
+    arguments = item.get("arguments")
+    name = item.get("name")
     if item.get("type") == "custom_tool_call":
         arguments = {"input": item.get("input")}
     elif item.get("type") == "local_shell_call":
         action = item.get("action")
         command = action.get("command") if isinstance(action, Mapping) else None
-        arguments, name = {"command": command}, "local_shell"
+        arguments = {"command": command}
+        name = "local_shell"
     return call_of(name, arguments, item.get("call_id") or item.get("id"))

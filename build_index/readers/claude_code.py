@@ -39,7 +39,7 @@ def session_of(record: Mapping[str, Any]) -> str | None:
 
 
 def add_record(turns: Turns, record: Mapping[str, Any], origin: str) -> None:
-    """Add what a record says; count it if its type is unknown."""
+    """Add the content of a record; count the record if its type is unknown."""
     message = record.get("message")
     if record.get("type") not in _SPOKEN:
         if record.get("type") not in _SILENT:

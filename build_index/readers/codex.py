@@ -1,9 +1,9 @@
 """Sessions of Codex: rollout files, JSON lines of `type` and `payload`, below `~/.codex/sessions`.
 
 Source: `codex-rs/protocol/src/protocol.rs` (`RolloutLine`) and `models.rs` (`ResponseItem`) of
-openai/codex. A `response_item` is an item of the Responses API, a `compacted` record what the
-context was replaced by. `event_msg` says again what items say. Files from before 0.32 have the
-items as lines, without a payload.
+openai/codex. A `response_item` is an item of the Responses API. A `compacted` record has the
+replacement of the context. `event_msg` repeats the content of items. Files from before 0.32 have
+the items as lines, without a payload.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def session_of(record: Mapping[str, Any]) -> str | None:
 
 
 def add_record(turns: Turns, record: Mapping[str, Any], origin: str) -> None:
-    """Add what a record says; count it if its type is unknown."""
-    kind, payload = record.get("type"), record.get("payload")
+    """Add the content of a record; count the record if its type is unknown."""
+    kind = record.get("type")
+    payload = record.get("payload")
     if kind == "response_item" and isinstance(payload, Mapping):
         add_item(turns, payload, _ANSWER, origin)
     elif kind == "compacted" and isinstance(payload, Mapping):

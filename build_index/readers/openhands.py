@@ -43,7 +43,7 @@ def history_of(record: Mapping[str, Any]) -> list[Any] | None:
 
 
 def add_event(turns: Turns, event: object, origin: str) -> None:
-    """Add what an event says; count it if its type is unknown."""
+    """Add the content of an event; count the event if its type is unknown."""
     if not isinstance(event, Mapping):
         turns.unknown("an event", type(event).__name__, origin)
     elif "kind" in event:
@@ -57,7 +57,8 @@ def add_event(turns: Turns, event: object, origin: str) -> None:
 
 
 def _add_release_1_event(turns: Turns, event: Mapping[str, Any], origin: str) -> None:
-    kind, left_out = event.get("kind"), turns.left_out
+    kind = event.get("kind")
+    left_out = turns.left_out
     if kind == "SystemPromptEvent":
         turns.said("system", text_of(event.get("system_prompt"), left_out))
     elif kind == "MessageEvent":
@@ -93,7 +94,8 @@ _RESULTS = ("content", "output", "error", "rejection_reason")
 
 
 def _add_action(turns: Turns, event: Mapping[str, Any], origin: str) -> None:
-    action, arguments = event.get("action"), event.get("args")
+    action = event.get("action")
+    arguments = event.get("args")
     fields = arguments if isinstance(arguments, Mapping) else {}
     if _add_response(turns, event) or action in _SILENT_ACTIONS:
         return

@@ -1,8 +1,8 @@
 """The files of a directory, in a fixed order, and the globs that choose among them.
 
 `*` and `?` match within one name, `**` across directories, `[...]` one character. A glob without a
-slash matches at any depth, one with a slash from the top. Excluding a directory excludes what is in
-it.
+slash matches at any depth, one with a slash from the top. If a directory is excluded, so is its
+content.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ class LocalCorpus:
             return
         rules = rules_above(self.top) if self.gitignore else None
         *above, name = relative.split("/")
-        directory, prefix = self.top, ""
+        directory = self.top
+        prefix = ""
         for part in (*above, None):
             try:
                 names = set(os.listdir(directory))  # noqa: PTH208 - names alone

@@ -1,7 +1,7 @@
 """Transcripts of agents and logs of models, as conversations: which reader, and the documents.
 
-A document is one conversation with the name of its session. What the model wrote in it are the
-turns of the role `assistant`; all others it read (`build_index/texts.py` takes them apart).
+A document is one conversation with the name of its session. The model wrote the turns of the
+role `assistant`, and read all others (`build_index/texts.py` takes them apart).
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from build_index.readers.table_rows import malformed
 from build_index.readers.turns import Turns
 from rest_store.errors import CorpusFormatError, describe
 
-AIDER, CLAUDE_CODE, CODEX = "aider", "claude-code", "codex"
-MESSAGE_LOG, OPENHANDS = "message-log", "openhands"
+AIDER = "aider"
+CLAUDE_CODE = "claude-code"
+CODEX = "codex"
+MESSAGE_LOG = "message-log"
+OPENHANDS = "openhands"
 KINDS = (AIDER, CLAUDE_CODE, CODEX, MESSAGE_LOG, OPENHANDS)
 """Readers of transcripts, as `detection.detect_reader` names them."""
 MAX_CONVERSATION = 1 << 20
@@ -37,7 +40,7 @@ class _Lines(NamedTuple):
 
     Attributes:
         session_of: returns the session of a record; None: that of the record before it.
-        add: adds what a record says to the turns of its session.
+        add: adds the content of a record to the turns of its session.
     """
 
     session_of: Callable[[Mapping[str, Any]], str | None]
@@ -66,7 +69,7 @@ def read_transcript(
 ) -> Iterator[Document]:
     """Yield the conversations of a transcript, session after session.
 
-    What is malformed is an error if the file was named, and counted otherwise. A last line without
+    A malformed record is an error if the file was named, and counted otherwise. A last line without
     an end is still being written, and only counted.
 
     Args:
@@ -91,14 +94,16 @@ def read_transcript(
 
 def conversations(turns: Turns, session: str, origin: str) -> Iterator[Document]:
     """Yield the conversation of a session as documents of bounded size."""
-    begin, size = 0, 0
+    begin = 0
+    size = 0
     order = 0
     for number, turn in enumerate(turns.turns):
         is_cut = size > MAX_CONVERSATION and turn["role"] == "user"
         if is_cut or size > MAX_DOCUMENT_BYTES // 2:
             yield from _conversation(turns, begin, number, session, origin, order)
             order += sum(turn["role"] == "assistant" for turn in turns.turns[begin:number])
-            begin, size = number, 0
+            begin = number
+            size = 0
         size += _size(turn)
     yield from _conversation(turns, begin, len(turns.turns), session, origin, order)
 
@@ -143,7 +148,8 @@ def _records(
     number = 0
     while line := stream.readline(_MAX_LINE):
         number += 1
-        origin, is_whole = f"{where}:{number}", line.endswith(b"\n")
+        origin = f"{where}:{number}"
+        is_whole = line.endswith(b"\n")
         if len(line) == _MAX_LINE and not is_whole:
             records.too_large(origin)
             while line and not line.endswith(b"\n"):
@@ -204,7 +210,9 @@ def _read_logs(stream: io.BufferedReader, where: str, records: RecordReader) -> 
 
 def _read_aider(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline=None)
-    turns, history, session = Turns(records.counts), None, ""
+    turns = Turns(records.counts)
+    history = None
+    session = ""
     for line in text:
         if line.startswith(HEADER):
             if history is not None:

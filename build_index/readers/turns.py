@@ -24,7 +24,7 @@ class Turns:
         counts: counts records and parts that are left out.
 
     Attributes:
-        turns: what `parse_messages` reads.
+        turns: the messages that `parse_messages` reads.
         calls: ids of the calls in them.
     """
 
@@ -42,13 +42,13 @@ class Turns:
     def unknown(self, record: str, kind: object, origin: str) -> None:
         """Count a record, or a part of one, of a type that no reader knows.
 
-        `record`: what it is.
+        `record`: the name of its kind.
         """
         name = kind if isinstance(kind, str) and _NAME.fullmatch(kind) else "?"
         self._counts.leave_out(f"{record} of unknown type '{name}'", origin)
 
     def said(self, role: str, text: str) -> None:
-        """Add what somebody said who is not the model; nothing if it is empty."""
+        """Add the text of somebody who is not the model, unless it is empty."""
         if text.strip():
             self._append({"role": role, "content": text})
 

@@ -33,8 +33,8 @@ from rest_store.live.directory import is_live
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.loading.local_path import local_path
 
-_BATCH_CHARACTERS = 1 << 21  # read before they are added
-_BATCH_FILES = 1 << 9
+_BATCH_CHARACTERS = 1 << 23  # read before they are added; smaller additions are merged more often
+_BATCH_FILES = 1 << 12
 _MAX_GROUP = 200  # characters of a session's name
 _QUICK_TOKENS = 1 << 17  # of a segment that is sorted anew at once, in about a tenth of a second
 _RACY_NANOSECONDS = 100_000_000  # in which a file may be written twice without another time

@@ -112,33 +112,34 @@ class Record:
             keep: versions of each file that are kept, the new one counted; of a file that is gone
                 none is.
         """
+        is_stored = {key for path in versions for key in new.get(path, ())}
+        present = [(path, version) for path, version in versions.items() if version]
+        absent = [(path,) for path, version in versions.items() if not version]
         with self._transaction():
+            self._database.executemany(
+                "UPDATE documents SET is_stored = 1 WHERE namespace = ? AND id = ?", [*is_stored]
+            )
             for path, version in versions.items():
-                keys = set(new.get(path, ()))
-                before = {
-                    Key(*row)
-                    for row in self._rows(
-                        "SELECT namespace, id FROM documents WHERE path = ?", path
-                    )
-                }
-                gone = [(path, *key) for key in before - keys]
-                self._database.executemany(
-                    "DELETE FROM documents WHERE path = ? AND namespace = ? AND id = ?", gone
-                )
-                self._database.executemany(
-                    "UPDATE documents SET is_stored = 1 WHERE namespace = ? AND id = ?", [*keys]
-                )
-                outdated = self._outdated(path, before, keys, keep if version else 0)
-                self._database.executemany(
-                    "INSERT OR IGNORE INTO discarded SELECT ?1, ?2 WHERE NOT EXISTS"
-                    " (SELECT 1 FROM documents WHERE namespace = ?1 AND id = ?2) AND NOT EXISTS"
-                    " (SELECT 1 FROM earlier WHERE namespace = ?1 AND id = ?2)",
-                    [*outdated],
-                )
-                if version:
-                    self._database.execute("REPLACE INTO files VALUES (?, ?)", (path, version))
-                else:
-                    self._database.execute("DELETE FROM files WHERE path = ?", (path,))
+                self._replace_documents(path, set(new.get(path, ())), keep if version else 0)
+            self._database.executemany("REPLACE INTO files VALUES (?, ?)", present)
+            self._database.executemany("DELETE FROM files WHERE path = ?", absent)
+
+    def _replace_documents(self, path: str, keys: set[Key], keep: int) -> None:
+        """Record that a file has these documents and no others; the arguments are `_outdated`'s."""
+        query = "SELECT namespace, id FROM documents WHERE path = ?"
+        before = {Key(*row) for row in self._rows(query, path)}
+        outdated = self._outdated(path, before, keys, keep)
+        if gone := [(path, *key) for key in before - keys]:
+            self._database.executemany(
+                "DELETE FROM documents WHERE path = ? AND namespace = ? AND id = ?", gone
+            )
+        if outdated:
+            self._database.executemany(
+                "INSERT OR IGNORE INTO discarded SELECT ?1, ?2 WHERE NOT EXISTS"
+                " (SELECT 1 FROM documents WHERE namespace = ?1 AND id = ?2) AND NOT EXISTS"
+                " (SELECT 1 FROM earlier WHERE namespace = ?1 AND id = ?2)",
+                [*outdated],
+            )
 
     def _outdated(self, path: str, before: set[Key], keys: set[Key], keep: int) -> set[Key]:
         """Record the earlier versions of a file; return the documents of those not kept.

@@ -144,7 +144,7 @@ class PlannedHead(Head):
         return chances
 
     def _settle(self, saved: float) -> None:
-        """Learn what asking the session has saved; pause if it does not pay."""
+        """Learn how much the session has saved; pause if it does not pay."""
         self._saved += _SMOOTHING * (saved - self._saved)
         if saved >= 0 or self._saved > 0:
             self._pause = 0

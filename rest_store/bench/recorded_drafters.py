@@ -73,7 +73,7 @@ def _drafter_names(recordings: Sequence[Recording]) -> list[str]:
     return sorted(names)
 
 
-class _BesideHead:
+class BesideHead:
     """The drafting side of one recording: a session, and a head with the recorded acceptance.
 
     Attributes:
@@ -90,6 +90,7 @@ class _BesideHead:
     ) -> None:
         self._session = session
         self._head = head
+        self._recording = recording
         self._batch = batch
         self._name = name
         self._accepted = recording.drafters[name]
@@ -132,12 +133,12 @@ class _BesideHead:
         self._session.accept(tokens, top_k)
         self._position += tokens.size
 
-    def opened(self, prompt: Tokens) -> nullcontext[_BesideHead]:
+    def opened(self, prompt: Tokens) -> nullcontext[BesideHead]:
         """Begin the replay; the session has the prompt."""
         return nullcontext(self)
 
 
-class _Oracle(_BesideHead):
+class Oracle(BesideHead):
     """Verifies in each step the draft with the most tokens per second, as the output shows."""
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
@@ -169,7 +170,7 @@ def replay_beside(
     batch: Batch,
     max_nodes: int,
     *,
-    kind: type[_BesideHead] = _BesideHead,
+    kind: type[BesideHead] = BesideHead,
 ) -> Outcome:
     """Return the outcome of sessions beside the head of this name.
 
@@ -209,7 +210,7 @@ def beside_heads(
             if name in batch.model.drafters and batch.model.drafters[name].fixed:
                 arguments = (recordings, sources, calibration, name, batch, max_nodes)
                 outcome = replay_beside(*arguments)
-                best = replay_beside(*arguments, kind=_Oracle)
+                best = replay_beside(*arguments, kind=Oracle)
                 share = outcome.modelled_speeds[0] / best.modelled_speeds[0]
                 row = {
                     "beside": name,

@@ -387,7 +387,7 @@ def replay(
         calibration: the calibration of all sessions. It learns from recording to recording, as in
             one program, unless `learn` is false; a `copy` of it begins anew.
         max_nodes: as in `walk`.
-        learn: whether sessions learn from what is accepted.
+        learn: whether sessions learn from accepted tokens.
         skip: as in `walk`.
         share_logits: whether all sessions share the `RecycledLogits` among the sources, as in one
             program.

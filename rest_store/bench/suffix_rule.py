@@ -134,7 +134,7 @@ class SuffixRule:
         """Return the chain of the rule, of `max_nodes` tokens; `costs` are not used."""
         if not self._text.size:
             return TokenTree([], [], [])
-        length, tokens = self._own_continuation(max_nodes)
+        length, tokens = self.own_continuation(max_nodes)
         remembered, others = self._memory.continuation(self._text, self._depth, max_nodes)
         if remembered > length:
             tokens = others
@@ -149,8 +149,8 @@ class SuffixRule:
         """End the request."""
         self._memory.add(self._prompt, self._text[self._prompt.size :])
 
-    def _own_continuation(self, count: int) -> tuple[int, list[int]]:
-        """Return the length of the longest earlier match, and what follows the latest such one."""
+    def own_continuation(self, count: int) -> tuple[int, list[int]]:
+        """Return the length of the longest earlier match, and the tokens after the latest one."""
         text = self._text
         ends = 1 + np.flatnonzero(text[:-1] == text[-1])
         if not ends.size:

@@ -63,7 +63,7 @@ def conversations_in(path: str, counts: CorpusCounts) -> list[Conversation]:
 
     Args:
         path: of transcripts.
-        counts: counts what was read, and what was left out.
+        counts: counts the texts that are read, and those that are left out.
 
     Raises:
         CorpusError: as `open_corpus`, or a file that is named cannot be read.
@@ -93,7 +93,7 @@ def _time(path: str) -> int:
 
 
 def _new_in(document: Document, known: set[bytes]) -> Conversation | None:
-    """Return what is new in a conversation; None: nothing, or it is none."""
+    """Return the new turns of a conversation; None: there are none, or it is no conversation."""
     if not document.is_conversation:
         return None
     conversation = Conversation(document.session or document.origin)

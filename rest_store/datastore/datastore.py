@@ -200,6 +200,7 @@ class Datastore(Store):
 
     def __repr__(self) -> str:
         info = self.info()
-        tokens, shards = counted(info.token_count, "token"), counted(info.shard_count, "shard")
+        tokens = counted(info.token_count, "token")
+        shards = counted(info.shard_count, "shard")
         partition = "" if self.partition is None else f", partition {self.partition}"
         return f"Datastore({str(self.path)!r}, {tokens}, {shards}{partition})"

@@ -78,7 +78,7 @@ class TokensHeader:
     def unpack(cls, raw: bytes, where: Path) -> TokensHeader:
         """Parse the header of the file at `where`.
 
-        Raise the DatastoreError that names what is wrong with it.
+        Raise the DatastoreError that names its fault.
         """
         _require_intact(raw, _TOKENS_MAGIC, where)
         _, vocabulary, positions, documents, _, sha256 = _TOKENS_FIELDS.unpack_from(
@@ -146,7 +146,7 @@ class SuffixesHeader:
     def unpack(cls, raw: bytes, where: Path) -> SuffixesHeader:
         """Parse the header of the file at `where`.
 
-        Raise the DatastoreError that names what is wrong with it.
+        Raise the DatastoreError that names its fault.
         """
         _require_intact(raw, _SUFFIXES_MAGIC, where)
         bits, _, entries, _, _, sha256, tokens_sha256 = _SUFFIXES_FIELDS.unpack_from(

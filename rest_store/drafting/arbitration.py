@@ -93,15 +93,15 @@ class Head:
             first: float[n], the first score of each chain; 0: it is empty.
             sums: float[n], the sum of its scores.
             sizes: int[n], its tokens.
-            tokens: as there.
+            tokens: the most tokens that the step verifies; None: all that the head drafts.
         """
-        buckets = np.searchsorted(_BUCKETS, first, side="right")
-        of_head = np.array(
+        # Both sides are numbers of tokens that the model is expected to accept.
+        from_sessions = np.minimum(self._reliability * sums, sizes)
+        from_head_by_bucket = np.array(
             [self._survival(bucket)[:tokens].sum() for bucket in range(len(_BUCKETS) + 1)]
         )
-        preferred: npt.NDArray[np.bool_] = (
-            np.minimum(self._reliability * sums, sizes) > of_head[buckets]
-        )
+        buckets = np.searchsorted(_BUCKETS, first, side="right")
+        preferred: npt.NDArray[np.bool_] = from_sessions > from_head_by_bucket[buckets]
         return preferred
 
     def learn_chain(
@@ -123,11 +123,15 @@ class Head:
         self._learn_head(bucket_of(scores), accepted, verified)
 
     def _learn_promises(self, accepted: int, promised: float) -> None:
+        """Learn from a session's chain: its accepted tokens, and the sum of its scores."""
         new = np.array([accepted, promised])
         self._promises[:] = _DECAY * self._promises + new
         self._promises_in_text[:] = _TEXT_DECAY * self._promises_in_text + new
 
     def _learn_head(self, bucket: int, accepted: int, tried: int) -> None:
+        """Learn from a chain of the head: `accepted` of its `tried` tokens."""
+        # Each row: the first token, and the later ones. A later token counts as tried if all tokens
+        # before it were accepted.
         new_accepted = np.array([accepted > 0, max(0, accepted - 1)], np.float64)
         new_tried = np.array([1, min(accepted, tried - 1)], np.float64)
         for counts, new, decay in (

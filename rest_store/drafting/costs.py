@@ -111,9 +111,10 @@ class StepCosts:
     def time(self, drafted: int) -> float:
         """Return the seconds of a step, as of the latest `table`, in its unit."""
         seconds = self._line.time(drafted)
-        if drafted == 1 and self._is_retry:
-            return min(seconds, (1 + self._assumed_slope) * self._line.plain)
-        return seconds
+        if drafted != 1 or not self._is_retry:
+            return seconds
+        assumed = (1 + self._assumed_slope) * self._line.plain
+        return min(seconds, assumed)
 
     @property
     def per_token(self) -> float:
@@ -178,10 +179,11 @@ def _least_squares(
     weights: Floats,
     assumed_slope: float,
 ) -> CostLine:
-    """Return the line of weighted least squares.
+    """Return the line of weighted least squares, regularized to the assumed slope and no jump.
 
-    It is regularized towards the assumed slope and no jump. This does not use BLAS, whose threads
-    would compete with the model's.
+    Slope and jump solve the two normal equations of the centered columns: tokens (x) and having
+    draft tokens (j) against seconds (y). The constant follows from the means. This does not use
+    BLAS, whose threads would compete with the model's.
     """
     total = float(weights.sum())
     mean_drafted = float((weights * drafted).sum()) / total
@@ -197,10 +199,12 @@ def _least_squares(
     jy = float((weights * j * y).sum())
     slope = (xy * jj - jy * xj) / (xx * jj - xj * xj)
     jump = (jy - slope * xj) / jj
-    return CostLine(mean_seconds - slope * mean_drafted - jump * mean_jump, slope, jump)
+    plain = mean_seconds - slope * mean_drafted - jump * mean_jump
+    return CostLine(plain, slope, jump)
 
 
 def _median(values: Floats, weights: Floats) -> float:
+    """Return the weighted median: half of the weight is at this value or below."""
     order = np.argsort(values)
     below = np.cumsum(weights[order])
     return float(values[order[np.searchsorted(below, below[-1] / 2)]])

@@ -36,7 +36,7 @@ Totals: TypeAlias = Counter[tuple[str, str]]
 
 
 class EngineMetrics:
-    """Counts the work, and publishes the counters from time to time. One thread at a time.
+    """Counts the work, and publishes the counters from time to time. Not thread-safe.
 
     Where engine and server are two processes, the server sees the counters only in the multiprocess
     mode of prometheus_client: the environment variable `PROMETHEUS_MULTIPROC_DIR` names an empty
@@ -124,7 +124,7 @@ class EngineMetrics:
         self._count_decided_documents()
         totals = self._counts.copy()
         for (sources, is_accepted), count in self._verified.items():
-            names = [source for place, source in enumerate(self._sources) if sources >> place & 1]
+            names = self._names_of(sources)
             totals["draft_tokens", ""] += count
             for name in names:
                 totals["source_draft_tokens", name] += count
@@ -134,7 +134,16 @@ class EngineMetrics:
                     totals["source_accepted_tokens", name] += count
         return totals
 
+    def _names_of(self, sources: int) -> list[str]:
+        """Return the names of the sources of a bitmask."""
+        names = []
+        for index, name in enumerate(self._sources):
+            if (sources >> index) & 1:
+                names.append(name)
+        return names
+
     def _count_decided_documents(self) -> None:
+        """Count the queued documents that were added or dropped meanwhile."""
         undecided = []
         for counts in self.documents:
             if counts.is_decided:
@@ -154,14 +163,16 @@ class EngineMetrics:
         if self._labels is not None:
             self._export(totals, sessions, self._labels)
         now = self._clock()
-        if now - self._logged_at >= self._interval:
-            new = totals - self._logged
-            if new["steps", ""]:
-                self._log.info("rest-store: %s", summary_line(new, sessions))
-            self._logged_at = now
-            self._logged = totals
+        if now - self._logged_at < self._interval:
+            return
+        new = totals - self._logged
+        if new["steps", ""]:
+            self._log.info("rest-store: %s", summary_line(new, sessions))
+        self._logged_at = now
+        self._logged = totals
 
     def _export(self, totals: Totals, sessions: int, labels: Mapping[str, str]) -> None:
+        """Add the counts since the last export to the Prometheus counters, and set the gauge."""
         counters, gauge = _metrics(tuple(labels))
         for (name, label), amount in (totals - self._exported).items():
             all_labels = dict(labels)
@@ -173,7 +184,7 @@ class EngineMetrics:
 
 
 def summary_line(totals: Totals, sessions: int) -> str:
-    """Return a line about the counters of some time, and the sessions that are open."""
+    """Return a line about the counters of a period, and about the sessions that are open."""
     drafted = totals["draft_tokens", ""]
     accepted = totals["accepted_tokens", ""]
     phrases = [f"{counted(drafted, 'draft token')}, {accepted} accepted"]
@@ -200,7 +211,8 @@ def request_line(acceptance: Acceptance) -> str:
         f"{tokens} in {counted(acceptance.steps, 'step')}",
         f"{drafted}, {acceptance.accepted_tokens} accepted",
     ]
-    if (prediction := acceptance.prediction) is not None:
+    prediction = acceptance.prediction
+    if prediction is not None:
         phrases.append(f"accepted_prediction_tokens {prediction.accepted_tokens}")
         phrases.append(f"rejected_prediction_tokens {prediction.rejected_tokens}")
     return "; ".join(phrases)

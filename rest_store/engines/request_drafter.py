@@ -427,7 +427,7 @@ class RequestDrafter:
                 self._remember(self._requests.values())
         with self._lock:
             self.metrics.publish(len(self._requests))
-        self._sources.refresh()
+        self._sources.refresh(partial(self.metrics.count_error, "work"))
 
     def _rest(self) -> None:
         before_rest = self.before_rest

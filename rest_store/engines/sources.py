@@ -216,14 +216,17 @@ class EngineSources:
         """The datastores in this process."""
         return [source for source in self._sources if isinstance(source, Store)]
 
-    def refresh(self) -> None:
+    def refresh(self, report: Callable[[Exception], object]) -> None:
         """Read the latest outputs of memories that have changed, where an engine wants them.
 
-        Raises:
-            RestStoreError: one cannot be read.
+        Args:
+            report: called with the error of each memory that cannot be read.
         """
         for scope in self._scopes:
-            scope.latest_outputs.refresh()
+            try:
+                scope.latest_outputs.refresh()
+            except Exception as error:
+                report(error)
 
     def encoded(self, references: Sequence[IntSequence | str]) -> list[npt.NDArray[np.int32]]:
         """Return references as token ids.

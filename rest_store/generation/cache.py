@@ -108,7 +108,7 @@ class Slots:
     def reserve(self, width: int) -> None:
         """Allocate memory for a step of `width` tokens.
 
-        Drop what a window does not reach any more.
+        Drop the positions that a window does not reach any more.
         """
         end = self.end + width
         if end - self.base <= self.keys.shape[3]:

@@ -49,8 +49,8 @@ Examples:
     type=LOCATION,
     multiple=True,
     help=(
-        "Datastore to draft from: frozen or live, or HOST:PORT/NAME of one in a service."
-        " Repeatable."
+        "Datastore to draft from: frozen or live, or HOST:PORT/NAME of one in a service"
+        " (HOST:PORT alone: its only one). Repeatable."
     ),
 )
 @click.option(

@@ -19,7 +19,7 @@ class Constraints:
 
     Args:
         model: of transformers.
-        tokenizer: its tokenizer; None: only what is compiled already can be taken.
+        tokenizer: its tokenizer; None: only compiled grammars can be taken.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -35,7 +35,7 @@ class Constraints:
         There is one grammar for all prompts, or one for each.
 
         Args:
-            options: of `model.generate`; what it returns has an end token in any case.
+            options: of `model.generate`; the returned ones have an end token in any case.
             json_schema: as of `Generator.generate`.
             regex: likewise.
             grammar: likewise; at most one of the three is not None.
@@ -69,11 +69,8 @@ class Constraints:
             return value
         if kind == "json_schema":
             value = json_schema_text(value)
-        key = (
-            kind,
-            value if isinstance(value, str) else id(value),
-            *ends,
-        )  # a grammar holds what it is made of
+        # A grammar holds its `value`, so that no other object gets this id meanwhile.
+        key = (kind, value if isinstance(value, str) else id(value), *ends)
         grammar = self._grammars.pop(key, None)
         if grammar is None:
             grammar = self._compiled(kind, value, ends)

@@ -43,7 +43,8 @@ EXACT = {
 }
 INEXACT = {"falcon_mamba", "jamba", "mamba", "zamba"}
 
-_PROMPT, _TOKENS = 5, 6  # tokens of the trial, read at first and then in both ways
+_PROMPT = 5  # tokens that the trial reads at first
+_TOKENS = 6  # and then in both ways
 # The greatest difference of logits that is rounding, relative to their spread. Of a state that is
 # lost it is about 1.
 _ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
@@ -56,7 +57,7 @@ _differences: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary(
 
 
 def require_continuation(model: Any) -> None:
-    """Check that passes over several tokens behind a filled cache do what single steps do.
+    """Check that passes over several tokens behind a filled cache equal single steps.
 
     A model of no known family is tried once: about ten passes over a few tokens.
 
@@ -72,7 +73,8 @@ def require_continuation(model: Any) -> None:
             _differences[model] = difference(model)
         except Exception as error:
             raise _refusal(model, f"not possible ({type(error).__name__}: {error})") from error
-    actual, most = _differences[model], _ROUNDING.get(model.dtype, 0.2)
+    actual = _differences[model]
+    most = _ROUNDING.get(model.dtype, 0.2)
     if not actual <= most:  # nor not a number
         rounding = f"logits differ by {actual:.2g} of their spread, by rounding at most {most:.2g}"
         raise _refusal(model, f"something else ({rounding})")
@@ -99,7 +101,8 @@ def difference(model: Any) -> float:
     """
     size = vocabulary_size(model)
     tokens = [(7 + 31 * number) % size for number in range(_PROMPT + _TOKENS)]
-    prompt, ahead = tokens[:_PROMPT], tokens[_PROMPT:]
+    prompt = tokens[:_PROMPT]
+    ahead = tokens[_PROMPT:]
     wrong = [(token + 1) % size for token in ahead[2:4]]
     with torch.no_grad():
         [one_by_one] = _logits(model, [prompt], [[([token], 0)] for token in ahead])

@@ -2,9 +2,9 @@
 
 The cache stays at the last commit. Each pass reads all that the cache lacks of the text, the last
 token and the draft, from there. If the model writes the whole draft, too, the states after the pass
-are kept. Otherwise they are dropped, and what was accepted is read again by the next pass. Reading
-a token again takes little: a pass mostly waits for weights. A step without drafts reads only what
-is certain, and commits all of it.
+are kept. Otherwise they are dropped, and the next pass reads the accepted tokens again. Reading a
+token again takes little: a pass mostly waits for weights. A step without drafts reads only certain
+tokens, and commits all of them.
 
 Rows of a batch have one width in a pass; behind a shorter row are tokens that mean nothing, after
 which its states cannot be kept. So a step without drafts reads rows of different lengths in several
@@ -27,7 +27,8 @@ from rest_store.generation.recurrent_cache import RecurrentCache
 
 _NO_LIMIT = (0.0, float("inf"))
 _MIN_CHUNK = 8  # tokens
-_DELTA_RULE, _DELTA_CHUNK = "GatedDeltaNet", 64  # how its classes end, and the usual chunk
+_DELTA_RULE = "GatedDeltaNet"  # the end of the names of its classes
+_DELTA_CHUNK = 64  # the usual one
 
 
 class Mixers:
@@ -82,7 +83,7 @@ class Mixers:
 
 
 class DeferredVerifier(Verifier):
-    """Verifies chains, and reads again what was accepted of those that were partly right.
+    """Verifies chains, and reads the accepted tokens of partly right chains again.
 
     Convolutions alone are rolled back to any token, so that nothing is read again.
     """
@@ -159,8 +160,8 @@ class DeferredVerifier(Verifier):
     def give_back(self, cache: Any) -> None:
         """Fill the cache that was taken over; see `Verifier.give_back`.
 
-        Ours lacks what waits to be read again, so that is read here. After an error in a step that
-        commits, `cache` stays empty.
+        Ours lacks the tokens that wait to be read again, so they are read here. After an error in a
+        step that commits, `cache` stays empty.
         """
         if self._is_ahead:
             return

@@ -34,7 +34,7 @@ class Detokenizer:
 
         Args:
             tokens: that were written next.
-            last: whether no more follow: the last one then also adds what was held back.
+            last: whether no more follow: the last one then also adds the text that was held back.
         """
         words = [self._word(token) for token in tokens]
         if last and words:

@@ -1,6 +1,6 @@
 """The draft sessions of a generation, whose failures never fail or change it.
 
-What a session raises is caught, and one that fails is closed; a warning says so.
+Errors of sessions are caught, and a session that fails is closed; a warning says so.
 """
 
 from __future__ import annotations

@@ -66,14 +66,14 @@ def generate(
         remember: target to which each output is added beside generation: a `LiveDatastore` for
             writing, a `DatastoreClient` of one, or another object with `add(documents, ids=None)`.
             To draft from it as well, name it in `sources` too. None: nothing.
-        calibration: of the sessions, such as `Calibration.load` of what `rest-store calibrate`
-            wrote; None: the package's. What it learns, it keeps for later generations.
+        calibration: of the sessions, such as `Calibration.load` of a file that `rest-store
+            calibrate` wrote; None: the package's. It learns from generation to generation.
         acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible
             are kept without a draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer
             forward passes, but the text is no longer a sample of the model's distribution; it is
             more predictable, and leans towards the drafts.
         group: of the outputs in `remember`, as `LiveDatastore.add` takes it, such as a key of the
-            prompt. What was remembered of the same group is searched as references are, if
+            prompt. Earlier outputs of the same group are searched as references are, if
             `PromptLookup` is in `sources`.
         epoch: of the outputs in `remember`, likewise.
         stream_to: a streamer of transformers, given the prompt and each token (one row only):
@@ -83,7 +83,7 @@ def generate(
 
     Returns:
         int64[rows, longest length]. With `return_dict_in_generate=True` a `GenerateOutput`: its
-        `statistics` say how many forward passes were needed, and what was drafted and accepted.
+        `statistics` have the numbers of forward passes, and of drafted and accepted tokens.
 
     Raises:
         NotSupportedError: not a decoder-only model whose keys and values can be kept for one path
@@ -106,8 +106,8 @@ def generate(
 
     A session or source that fails later changes nothing but speed. It is counted in
     `statistics.drafts`; one `DraftingWarning` at the end of the generation says that it stopped, or
-    that nothing was drafted, and why. What cannot be remembered in time is counted in
-    `statistics.remembered`, and a warning says why. One generation at a time for each model.
+    that nothing was drafted, and why. Outputs that cannot be remembered in time are counted
+    in `statistics.remembered`, and a warning says why. One generation at a time for each model.
     """
     if drafter is not None:
         if sources is not None:

@@ -106,8 +106,8 @@ class Generator:
                 grammar drafts, too. A list has one for each prompt of a batch; so has that of
                 `regex` or `grammar`.
             regex: that the whole output matches, as llguidance takes it. At most one of the three.
-            grammar: that the output follows: a `Grammar`, or what it takes, such as a grammar of
-                llguidance as text.
+            grammar: that the output follows: a `Grammar`, or an argument of it, such as a grammar
+                of llguidance as text.
             references: of `rest_store.generate`, as text or token ids.
             group: of `rest_store.generate`; where there is none, that of the grammar.
             epoch: of `rest_store.generate`.
@@ -185,7 +185,7 @@ class Generator:
         options: Mapping[str, Any],
         drive: Drive,
     ) -> Any:
-        """Call `model.generate`, which calls `drive` with a generation; return what it returns."""
+        """Return the result of `model.generate`, which calls `drive` with a generation."""
         if options.get("streamer") is not None:
             expected = "none: iterate over the pieces of Generator.stream"
             raise NotSupportedError(describe("Generator", "streamer", "passed", expected))

@@ -83,7 +83,7 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
         self._length = length
 
     def _followed(self, place: Place, tokens: Sequence[int]) -> Place:
-        """Return the place after more tokens; what follows the end is padding."""
+        """Return the place after more tokens; tokens behind the end are padding."""
         for token in tokens:
             if place.mask is None:
                 break

@@ -255,7 +255,7 @@ class Generation:
     ) -> tuple[torch.Tensor, TopTokens]:
         """Wait for the logits of a forward pass.
 
-        Return them, perhaps masked, and what the host needs of them.
+        Return them, perhaps masked, and the tokens of them that the host needs.
         """
         masked = self._masked(logits, trees) if self._masks_trees else None
         best = self._takes_best and self._masks_trees == (masked is not None)

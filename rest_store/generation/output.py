@@ -70,7 +70,7 @@ class Piece:
 
 @dataclass
 class Statistics:
-    """What a generation took.
+    """The counts and times of a generation.
 
     Attributes:
         tokens: generated, over all rows.
@@ -80,8 +80,8 @@ class Statistics:
             end.
         origins: for each row and generated token a bitmask of the sources that drafted it; 0: the
             model alone.
-        seconds: of whole steps, the prompt's too, without what the reader of a stream took in
-            between.
+        seconds: of whole steps, the prompt's too, without the time of a stream's reader between
+            them.
         drafting_seconds: of that, in `draft` of sessions.
         forward_seconds: of that, in forward passes, until their logits can be read.
     """
@@ -156,7 +156,7 @@ class GenerateOutput(GenerateDecoderOnlyOutput):
     """The output with `return_dict_in_generate=True`: fields of transformers, and statistics.
 
     Attributes:
-        statistics: forward passes, M, what the sessions did, where each token came from.
+        statistics: forward passes, M, the work of sessions, the source of each token.
     """
 
     statistics: Statistics | None = None
@@ -170,7 +170,7 @@ class GeneratorOutput:
         sequences: prompts and output, int64[rows, length], as `model.generate` returns them.
         tokens: for each row the generated token ids, without prompt and padding.
         texts: for each row the generated text, without special tokens; None without a tokenizer.
-        statistics: forward passes, times, what the sessions did, where each token came from.
+        statistics: forward passes, times, the work of sessions, the source of each token.
         sources: for each source, by name, how many of its draft tokens were accepted; under "model"
             the tokens that no source drafted. A token that several sources drafted counts for each
             of them.

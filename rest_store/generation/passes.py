@@ -29,12 +29,12 @@ _NO_MASKS = dict.fromkeys(("linear_attention", "conv"))
 
 
 class Verifier(ABC):
-    """Verifies the drafts of a generation with a model, and holds what the model has read.
+    """Verifies the drafts of a generation with a model, and holds the tokens that it has read.
 
     Attributes:
         shape: of drafts that it verifies, "tree" or "chain".
         passes: of the model so far.
-        cache: what the model has read, and what it reads.
+        cache: the tokens that the model has read and that it reads.
     """
 
     cache: TreeKVCache
@@ -64,8 +64,8 @@ class Verifier(ABC):
             width: tokens of each row, 1 + the nodes of the largest draft; rows are padded to it.
 
         Returns:
-            Logits, [rows, width, vocabulary]: what follows each node, given the context and the
-            path to it.
+            Logits, [rows, width, vocabulary], of the token after each node, given the context and
+            the path to it.
         """
 
     @abstractmethod
@@ -90,12 +90,12 @@ class TreePasses(Generic[Kind]):
 
     Args:
         model: a decoder-only model of transformers.
-        prompt: that the model has read; what its cache holds is taken over.
+        prompt: that the model has read; the content of its cache is taken over.
         kind: of cache.
         room: tokens of the first step, at most.
 
     Attributes:
-        cache: what the model has read.
+        cache: the tokens that the model has read.
 
     Raises:
         NotSupportedError: the model's attention takes no mask and cannot be switched to one that
@@ -103,7 +103,8 @@ class TreePasses(Generic[Kind]):
     """
 
     def __init__(self, model: Any, prompt: PrefilledPrompt, kind: type[Kind], room: int) -> None:
-        self._model, self._extras = model, prompt.extras
+        self._model = model
+        self._extras = prompt.extras
         self._parameters = inspect.signature(model.forward).parameters
         self._cache_name = str(name_of_cache(model))
         self._attention = TreeAttention(model, prompt.logits.device)
@@ -142,9 +143,9 @@ class TreePasses(Generic[Kind]):
             settings: further arguments of the model.
 
         Returns:
-            Logits, [rows, logits, vocabulary]: what follows each node, given the context and the
-            path to it. Keys and values of the step are in the cache until `cache.keep` says which
-            stay.
+            Logits, [rows, logits, vocabulary], of the token after each node, given the context and
+            the path to it. Keys and values of the step are in the cache until `cache.keep` says
+            which stay.
         """
         self.cache.reserve(width)
         packed = torch.from_numpy(_packed(self.cache.lengths, last, trees, width)).to(self._device)
@@ -232,7 +233,8 @@ def _packed(
     rows = len(trees)
     packed = np.zeros((rows, 1 + 2 * width + width * width), dtype=np.int32)
     packed[:, 0] = lengths
-    tokens, depths = packed[:, 1 : 1 + width], packed[:, 1 + width : 1 + 2 * width]
+    tokens = packed[:, 1 : 1 + width]
+    depths = packed[:, 1 + width : 1 + 2 * width]
     ancestors = packed[:, 1 + 2 * width :].reshape(rows, width, width)
     ancestors[:] = np.eye(width, dtype=np.int32)
     ancestors[:, :, 0] = 1

@@ -36,8 +36,8 @@ def _itself(value: Any) -> Any:
     return value
 
 
-# What stands in a copy for objects of other packages that `copy.deepcopy` cannot copy, or that are
-# large. Those that never change are shared.
+# The replacements in a copy for objects of other packages that `copy.deepcopy` cannot copy, or that
+# are large. Those that never change are shared.
 _COPIES: dict[_Kind, Callable[[Any], Any]] = {
     ("builtins", "LLTokenizer"): _itself,  # of llguidance, which names no package
     ("outlines_core", "Index"): _itself,
@@ -112,7 +112,7 @@ def _copies_in(value: object) -> dict[int, Any]:
 
     These are modules, and objects as in `_COPIES`.
 
-    That is what `copy.deepcopy` takes as `memo`.
+    `copy.deepcopy` takes them as `memo`.
     """
     copies: dict[int, Any] = {}
     reached = {id(value)}

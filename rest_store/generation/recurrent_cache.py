@@ -46,7 +46,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         _move_states(layer, self)
         # Of the latest pass, behind the state before it.
         self._conv_inputs: dict[int, torch.Tensor] = {}
-        # The latest pass: a state, or what states are made of (`StateParts`).
+        # The latest pass: a state, or the parts of states (`StateParts`).
         self._recurrent_after: dict[int, Any] = {}
 
     def update_conv_state(
@@ -292,7 +292,8 @@ def _move_states(source: LinearAttentionLayer, target: LinearAttentionLayer) -> 
     )
     for name in names:
         setattr(target, name, dict(getattr(source, name)))
-    target.device, target.dtype = source.device, source.dtype
+    target.device = source.device
+    target.dtype = source.dtype
     for name in names:
         empty = False if name.startswith(("is_", "has_")) else None
         setattr(source, name, dict.fromkeys(range(source.number_of_states), empty))

@@ -1,7 +1,7 @@
 """Verification of trees with a model that has recurrent state, whose mixers can read trees.
 
-While a pass reads a tree, states stay as they are. What the state at any node is made of is kept
-beside them, and after acceptance the state at the last accepted node takes their place: nothing is
+While a pass reads a tree, states stay as they are. The parts of the state at each node are kept
+beside them. After acceptance, the state at the last accepted node takes their place: nothing is
 read again. A pass over one token changes states in place, as in plain generation. Nothing here is
 thread-safe.
 """
@@ -34,7 +34,8 @@ class StateTreeVerifier(Verifier):
     def __init__(self, model: Any, prompt: PrefilledPrompt, room: int, mixers: TreeMixers) -> None:
         self._passes = TreePasses(model, prompt, RecurrentCache, room)
         self.cache = self._passes.cache
-        self._mixers, self._settings = mixers, Mixers(model)
+        self._mixers = mixers
+        self._settings = Mixers(model)
         self._tree: PassTree | None = None  # of the latest pass; None: it read one token a row
         # The cache holds the last token, too, or an error ended a pass that changes states.
         self._is_ahead = False
@@ -48,7 +49,8 @@ class StateTreeVerifier(Verifier):
         cache.ended.update(row for row, token in enumerate(last) if token is None)
         cache.drop()
         if width == 1:
-            self._tree, self._is_ahead = None, True
+            self._tree = None
+            self._is_ahead = True
             cache.set_aside(sorted(cache.ended))
             return self._passes.run(last, trees, width)
         self._tree = PassTree.from_trees(trees, width, cache.longest_window, cache.device)

@@ -30,8 +30,8 @@ class Stream:
 
     Iterating again continues where the last iteration stopped. Read by one thread at a time. A
     context manager; `close` ends the generation. The end of the text and an error close it too.
-    What the thread that made it had set in torch (autocast, inference mode, default device, CUDA
-    stream) holds for all passes.
+    The settings of torch in the thread that made it (autocast, inference mode, default device, CUDA
+    stream) hold for all passes.
 
     The caller's cache is empty meanwhile, and filled on closing. If a stream is dropped without
     being closed, the cache stays empty: by the time Python notices, it may be in use again.
@@ -80,7 +80,7 @@ class Stream:
     def result(self) -> Any:
         """Run to the end, and return the result of `model.generate`.
 
-        After `close` or an error: what was written before.
+        After `close` or an error: the tokens that were written before.
         """
         for _ in self:
             pass
@@ -123,8 +123,10 @@ class _Worker(threading.Thread):
         self.result: Any = None
         self.failed = False
         self._generate: Callable[[Drive], Any] | None = generate
-        self._context, self._settings = contextvars.copy_context(), ThreadSettings()
-        self._readers_turn, self._own_turn = threading.Semaphore(0), threading.Semaphore(0)
+        self._context = contextvars.copy_context()
+        self._settings = ThreadSettings()
+        self._readers_turn = threading.Semaphore(0)
+        self._own_turn = threading.Semaphore(0)
         self._piece: Piece | None = None
         self._error: BaseException | None = None
         self._closing = self._ended = False
@@ -242,7 +244,7 @@ class _Worker(threading.Thread):
 
 
 class ThreadSettings:
-    """What torch keeps for each thread: that of the thread in which this is made."""
+    """The settings that torch keeps for each thread, of the thread in which this is made."""
 
     def __init__(self) -> None:
         self._inference = torch.is_inference_mode_enabled()

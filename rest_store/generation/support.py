@@ -63,7 +63,8 @@ def require_model(model: Any) -> None:
             describe(name, "its state", "not in a standard key-value cache", expected)
         )
     if getattr(config, "recurrent_kv_cache_mode", "per_loop") != "per_loop":  # Dory
-        read, expected = "read by loops that do not write it", "read where it is written (per_loop)"
+        read = "read by loops that do not write it"
+        expected = "read where it is written (per_loop)"
         raise NotSupportedError(describe(name, "the key-value cache", read, expected))
     position = None
     has_positions = "position_ids" in parameters or not has_attention(config)

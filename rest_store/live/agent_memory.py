@@ -10,7 +10,8 @@ from rest_store.datastore.store import Store
 from rest_store.live.namespace import Namespace
 
 RECORD_NAME = "remembered.sqlite"  # the file in its directory that names the files it holds
-FILES, HISTORY = "files", "history"
+FILES = "files"
+HISTORY = "history"
 NAMESPACES = (WRITTEN, READ, FILES, HISTORY)
 # Texts that a model read are no source: beside its answers they cost 0.6 to 0.9% of M.
 _SOURCES = (WRITTEN, FILES, HISTORY)
@@ -23,9 +24,9 @@ def as_sources(store: Store) -> dict[str, Store]:
         store: an opened datastore.
 
     Returns:
-        By the names of namespaces: those of an agent's memory that hold text now, without what was
-        read, and the default one, "", if it holds text or may be written to. Any other datastore is
-        one source.
+        By the names of namespaces: those of an agent's memory that hold text now, except for
+        `read`, and the default one, "", if it holds text or may be written to. Any other datastore
+        is one source.
     """
     if not isinstance(store, Namespace) or not (store.path / RECORD_NAME).is_file():
         return {"": store}

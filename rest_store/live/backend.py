@@ -28,8 +28,8 @@ class Backend:
 
     Args:
         path: the directory of the datastore, or of the replica.
-        role: what this process does with the datastore: it writes it, follows the process that
-            writes it, or keeps a replica.
+        role: the part of this process: it writes the datastore, follows the process that writes
+            it, or keeps a replica.
         read_only: whether the caller opened it for reading.
 
     Attributes:

@@ -33,7 +33,7 @@ def live() -> None:
 
 
 def show(directory: Path, *, as_json: bool) -> None:
-    """Print what `rest-store info` shows of the live datastore in `directory`."""
+    """Print the output of `rest-store info` for the live datastore in `directory`."""
     with _open(directory, read_only=True) as store:
         info = store.info()
     tokenizer = info.tokenizer
@@ -112,11 +112,17 @@ Examples:
     help="Keep documents for so many seconds.",
 )
 @click.option(
+    "--max-epochs",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Keep the documents of the newest N epochs.",
+)
+@click.option(
     "--shared-after",
     metavar="N",
     type=click.IntRange(1, 64),
     show_default="as it was opened last",
-    help="Tell a group of what others wrote once N groups have written it.",
+    help="Tell a group of others' text once N groups have written it.",
 )
 @click.option("--group", metavar="NAME", default="", help="The group that the documents are of.")
 @corpus_options
@@ -127,6 +133,7 @@ def add(
     tokenizer: str | None,
     max_tokens: int | None,
     max_age: float | None,
+    max_epochs: int | None,
     shared_after: int | None,
     group: str,
     chat_template: str | None,
@@ -162,6 +169,7 @@ def add(
         tokenizer=target,
         max_tokens=max_tokens,
         max_age=max_age,
+        max_epochs=max_epochs,
         shared_after=shared_after,
     ) as store:
         for batch in batches(document for corpus in corpora for document in corpus):

@@ -17,7 +17,7 @@ _PATIENCE_MS = 5_000  # for a lock of SQLite, and for readers of an older state
 # properties: `id` is the present id of the datastore, `newest` the number of the newest change, and
 #   `forgotten` the number of the newest removal that is not stored any more. While `unclean` is not
 #   0, unused bytes of the file or its log may hold deleted documents. `shared_after` groups have to
-#   write what queries tell others.
+#   write a text before queries tell others of it.
 # openings: maps each earlier id to the number of the last change that was made under it.
 SCHEMA = f"""
 CREATE TABLE openings (id TEXT PRIMARY KEY, newest INTEGER NOT NULL);

@@ -80,7 +80,7 @@ class Documents(Database):
             raise StorageError(f"{self.path}: the retention is damaged ({error})") from None
 
     def shared_after(self) -> int:
-        """Return how many groups have to write what queries tell others."""
+        """Return how many groups have to write a text before queries tell others of it."""
         (value,) = self._properties("shared_after")
         self._require("shared_after", isinstance(value, int) and 1 <= value <= MAX_SHARED_AFTER)
         return int(value)
@@ -313,7 +313,7 @@ class Documents(Database):
                     self._database.execute(statement, (value, namespace))
 
     def set_shared_after(self, shared_after: int) -> None:
-        """Store how many groups have to write what queries tell others."""
+        """Store how many groups have to write a text before queries tell others of it."""
         with self._transaction("written"):
             self._database.execute("UPDATE properties SET shared_after = ?", (shared_after,))
 
@@ -405,7 +405,7 @@ class Documents(Database):
         """
         if self._properties("unclean") == (0,):
             return
-        with self._named_errors("rewritten; what was deleted may still be in unused bytes"):
+        with self._named_errors("rewritten; deleted text may still be in unused bytes"):
             self._database.execute("VACUUM")
             is_busy = self._number("PRAGMA wal_checkpoint(TRUNCATE)")
         if is_busy:

@@ -95,8 +95,8 @@ class LiveDatastore(Namespace):
             max_epochs: how many epochs are kept, up to the greatest epoch of a document. None: as
                 for `max_tokens`. All three hold for each namespace without a retention of its own.
             shared_after: how many groups have to write a sequence of tokens before the queries and
-                sessions of others tell of it, 1..64. What a group wrote itself is drafted for it at
-                once. Documents without a group count as those of one group. `read_as`, and the
+                sessions of others tell of it, 1..64. The text of a group itself is drafted for it
+                at once. Documents without a group count as those of one group. `read_as`, and the
                 `group` of a `DraftSession`, say who reads. None: as in the last opening; 1 for a
                 new datastore: everybody may learn of everything.
             cache: the directory of replicas; None: `~/.cache/rest-store`. Everybody who may read

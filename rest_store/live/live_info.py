@@ -28,8 +28,8 @@ class LiveInfo:
         max_tokens: the most tokens that are kept; None: no limit.
         max_age: the most seconds that a document is kept; None: no limit.
         max_epochs: how many epochs are kept; None: all.
-        shared_after: how many groups have to write what queries tell others.
-        failure: why compaction, or reading what was added, failed last; None once it has succeeded
+        shared_after: how many groups have to write a text before queries tell others of it.
+        failure: why compaction, or reading additions, failed last; None once it has succeeded
             again.
         location: the location of the live datastore that this is a replica of; None: it is none.
         behind: how many of the upstream's changes a replica still lacks; None: another process

@@ -75,7 +75,7 @@ class Namespace(Store):
 
     @property
     def shared_after(self) -> int:
-        """How many groups have to write what queries tell others.
+        """How many groups have to write a text before queries tell others of it.
 
         Raises:
             DatastoreClosedError: after `close`.

@@ -62,7 +62,8 @@ class Changes(NamedTuple):
         head: the number of the datastore's newest change; `head - last` changes are still to come.
         added: documents, by number.
         removed: removals, by number.
-        shared_after: how many groups have to write what queries tell others, at an upstream.
+        shared_after: how many groups have to write a text before queries tell others of it, at an
+            upstream.
     """
 
     datastore_id: str

@@ -29,11 +29,11 @@ from rest_store.live.directory import is_live, make_directory
 from rest_store.live.encoder import document_labels, encode_documents
 from rest_store.live.follower import Follower
 from rest_store.live.records import Changes, DocumentRecord, Removal, is_time
+from rest_store.live.replica_writer import ReplicaWriter
 from rest_store.live.retention import Retention, RetentionTable
 from rest_store.live.segments import Segments
 from rest_store.live.sharing import MAX_SHARED_AFTER
 from rest_store.live.upstream import Upstream
-from rest_store.live.writer import Writer
 
 # For a change at the service to become visible here, and for another process to create the copy.
 _PATIENCE_SECONDS = 10.0
@@ -105,7 +105,7 @@ class Replica:
             self._role.close()
             raise
 
-    def _open(self) -> Writer | Follower:
+    def _open(self) -> ReplicaWriter | Follower:
         """Open the copy for writing, or for reading if another process writes it."""
         # The upstream is called first: nothing is made if it cannot be reached.
         tokenizer = None if is_live(self._directory) else self._upstream.tokenizer
@@ -123,7 +123,7 @@ class Replica:
                     raise
             time.sleep(_RETRY_SECONDS)
 
-    def _open_writer(self, tokenizer: TokenizerIdentity | None) -> Writer:
+    def _open_writer(self, tokenizer: TokenizerIdentity | None) -> ReplicaWriter:
         """Open the copy for writing, and create it if that was begun by a process that was killed.
 
         Raises:
@@ -136,15 +136,9 @@ class Replica:
 
     def _writer(
         self, tokenizer: TokenizerIdentity | None, segments: Segments | None = None
-    ) -> Writer:
-        return Writer(
-            self._directory,
-            tokenizer,
-            Retention(),
-            None,
-            self._tokenizer_json,
-            self.location,
-            segments,
+    ) -> ReplicaWriter:
+        return ReplicaWriter(
+            self._directory, tokenizer, self.location, self._tokenizer_json, segments
         )
 
     def tasks(self) -> list[Callable[[], bool]]:
@@ -175,7 +169,7 @@ class Replica:
             Whether there may be more to do.
         """
         role = self._role
-        if isinstance(role, Writer):
+        if isinstance(role, ReplicaWriter):
             return role.work()
         with self._lock:
             return self._takes_over(role) or role.work()
@@ -200,7 +194,7 @@ class Replica:
             StorageError: the changes cannot be written.
         """
         writer = self._role
-        if not isinstance(writer, Writer):
+        if not isinstance(writer, ReplicaWriter):
             return False
         try:
             if self._stream is None:
@@ -223,7 +217,7 @@ class Replica:
             raise
         return True
 
-    def _connected(self, writer: Writer) -> Iterator[Changes]:
+    def _connected(self, writer: ReplicaWriter) -> Iterator[Changes]:
         """Return the upstream's changes after those of the copy."""
         self.tokenizer.require_same(self._upstream.tokenizer, self.location)
         position, self._datastore_id = writer.position()
@@ -238,7 +232,7 @@ class Replica:
             and first - 1 <= last <= changes.head <= _MAX_NUMBER
             and _is_ascending(first - 1, changes.added, last + 1)
             and _is_ascending(first - 1, changes.removed, last + 1)
-            and all(0 < some.first <= some.last < some.number for some in changes.removed)
+            and all(map(_is_removal_of_earlier, changes.removed))
             and 1 <= changes.shared_after <= MAX_SHARED_AFTER
         ):
             return
@@ -339,7 +333,7 @@ class Replica:
     def compact(self) -> None:
         """Compact the copy, as `Writer.compact`, unless another process writes it."""
         role = self._role
-        if isinstance(role, Writer):
+        if isinstance(role, ReplicaWriter):
             role.compact()
 
 
@@ -349,6 +343,11 @@ def _is_ascending(
     """Return whether the numbers of changes ascend, all of them between two others."""
     numbers = [before, *(change.number for change in changes), after]
     return all(number < following for number, following in pairwise(numbers))
+
+
+def _is_removal_of_earlier(removal: Removal) -> bool:
+    """Return whether the removed documents have numbers in order, before the removal's."""
+    return 0 < removal.first <= removal.last < removal.number
 
 
 def _is_well_formed(document: DocumentRecord, width: int) -> bool:

@@ -123,10 +123,14 @@ class RetentionTable:
         return self._own.get(namespace, self._default)
 
     def retained(self, segments: Sequence[Segment], clock: Clock) -> list[Segment]:
-        """Return the segments of a namespace that are not to be evicted.
+        """Return the segments of a namespace that stay.
 
-        Evicted are segments with a document that is too old, and the oldest segments beyond
-        `max_tokens`.
+        A segment is evicted if one of its documents is too old, or if it and the newer segments
+        that are young enough have more than `max_tokens`.
+
+        Args:
+            segments: the oldest first.
+            clock: tells the age of documents.
         """
         retained: list[Segment] = []
         total = 0
@@ -148,12 +152,14 @@ class RetentionTable:
 
 
 def _positive_int(name: str, value: Any) -> int | None:
+    """Return `value` if it is None or a whole number from 1 on, else raise ArgumentError."""
     if value is None:
         return None
     return check_int(name, value, _MAX_BOUND, where="live datastore")
 
 
 def _positive_seconds(name: str, value: Any) -> float | None:
+    """Return `value` if it is None or a number above 0, else raise ArgumentError."""
     if value is None:
         return None
     seconds = real(value)

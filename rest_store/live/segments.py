@@ -1,4 +1,4 @@
-"""The present segments of a live datastore, and how they are loaded from what is stored."""
+"""The present segments of a live datastore, and how they are loaded from the stored documents."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Segments:
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
 
     Attributes:
-        shared_after: how many groups have to write what queries tell others. The next `load` and
-            `publish` follow a change.
+        shared_after: how many groups have to write a text before queries tell others of it. The
+            next `load` and `publish` follow a change.
         by_namespace: the segments of each namespace that has any, oldest first. Only the last one
             may be in memory: the memtable of the namespace. Each change sets another mapping.
         newest: number of the newest change that the segments hold.
@@ -60,7 +60,7 @@ class Segments:
         return list(chain.from_iterable(self.by_namespace.values()))
 
     def snapshot(self, namespace: str = "", reader: str = "") -> Snapshot:
-        """Return the shards that queries of a namespace read, and what they may tell of them.
+        """Return the shards that queries of a namespace read, and the texts that they may tell.
 
         Args:
             namespace: the namespace.

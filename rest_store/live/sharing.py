@@ -1,4 +1,4 @@
-"""What the groups of a live datastore may learn of each other: `shared_after`.
+"""The texts that the groups of a live datastore may learn of each other: `shared_after`.
 
 A draft shows a group only tokens that it wrote itself, or that at least `shared_after` groups
 wrote. The kernel enforces it (`rest_store/native/search/sharing.hpp`), in all queries.

@@ -3,7 +3,7 @@
 Two kinds are converted here, as llama.cpp's `llama-vocab.cpp` reads them. Of byte-level BPE
 (`tokenizer.ggml.model` is `gpt2`) a GGUF file says which regular expressions split text only by a
 name, `tokenizer.ggml.pre`. Of SentencePiece (`llama`) it has no merges: two neighbours are joined
-if the vocabulary has what they make, the one with the best score first.
+if the vocabulary has both as one token, the one with the best score first.
 `tokenizer.ggml.add_space_prefix` says whether a space is put before texts.
 """
 
@@ -20,7 +20,8 @@ from rest_store.errors import TokenizerLoadError, describe
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # which have this layout
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 # By type.
 _FORMATS = {
     0: "B",
@@ -35,7 +36,11 @@ _FORMATS = {
     11: "q",
     12: "d",
 }
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of `tokenizer.ggml.token_type`
+# Values of `tokenizer.ggml.token_type`.
+_NORMAL = 1
+_UNKNOWN = 2
+_CONTROL = 3
+_USER_DEFINED = 4
 _SPACE = "\u2581"  # in place of spaces in a vocabulary of SentencePiece
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
@@ -56,7 +61,8 @@ _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UNTIL_MARK = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
 def _cased(ending: str, numbers: str) -> list[dict[str, Any]]:

@@ -102,7 +102,8 @@ class RemoteFiles:
             if isinstance(error, FileNotFoundError):
                 failure = error.__cause__ or error
             if isinstance(failure, FileNotFoundError) or getattr(failure, "status", 0) == 404:
-                actual, expected = f"without {name}", "complete"
+                actual = f"without {name}"
+                expected = "complete"
                 raise DatastoreNotFoundError(
                     describe(self.location, "datastore", actual, expected)
                 ) from error

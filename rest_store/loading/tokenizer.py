@@ -33,7 +33,7 @@ class LoadedTokenizer:
         json: its serialization, as `tokenizers` writes it to a `tokenizer.json`.
         chat_template: the Jinja text that renders conversations; None: it has none.
         special_tokens: texts of its named special tokens, such as `eos_token`.
-        encoding: a hash of what it makes of some texts (`sample_digest`); None: not known.
+        encoding: a hash of its tokens of some texts (`sample_digest`); None: not known.
     """
 
     name: str
@@ -176,7 +176,7 @@ def _require_sentencepiece(directory: Path, name: str) -> None:
 
 
 def _other_kind(text: str, path: Path) -> str:
-    """Return what a file holds that is no tokenizer.json; empty if it may be one."""
+    """Return the kind of a file that is no tokenizer.json; empty if it may be one."""
     if path.suffix == ".gguf":
         return "a file of another kind (not GGUF)"
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -245,6 +247,29 @@ def test_what_cannot_be_read_now_is_counted_and_what_is_known_of_it_stays(
         memory.sync(here)
         assert memory.counts.skipped["unreadable now"] == 1
         assert len(texts_in(memory.live, "written")) == 1
+
+
+_OPEN = """
+import sys
+from pathlib import Path
+from rest_store.agents.memory import AgentMemory
+with AgentMemory(Path(sys.argv[1]), tokenizer=sys.argv[2]):
+    print(*sorted({"torch", "transformers"} & sys.modules.keys()))
+"""
+
+
+def test_the_directory_of_a_tokenizer_is_loaded_without_torch(
+    tmp_path: Path, place: Path, tokenizer: str
+) -> None:
+    """It would take 300 MiB of a process that follows files for days."""
+    directory = tmp_path / "tokenizer"
+    directory.mkdir()
+    shutil.copy(tokenizer, directory / "tokenizer.json")
+    config = directory / "tokenizer_config.json"
+    config.write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    command = [sys.executable, "-c", _OPEN, str(place), str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
 
 
 def test_a_memory_without_a_tokenizer_says_so(place):

@@ -32,9 +32,7 @@ VOCABULARY = 300
 
 
 def generations(count: int, seed: int = 0, top_k: bool = True) -> list[dict[str, Any]]:
-    """Recorded generations of a made-up model that mostly goes on
-    as a fixed table says, now and then elsewhere.
-    """
+    """Recorded generations of a model that mostly follows a fixed table of next tokens."""
     rng = np.random.default_rng(seed)
     follows = np.random.default_rng(99).permutation(VOCABULARY)
     out = []

@@ -1,6 +1,4 @@
-"""The scripts of `benchmarks/`: their command lines, and
-small runs whose results a report shows.
-"""
+"""The scripts of `benchmarks/` run small, and a report shows their results."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ import bench_drafting
 import bench_gpu
 import bench_live
 import bench_privacy
+import bench_ranking
 import bench_service
 import bench_threads
 import numpy as np
@@ -87,6 +86,23 @@ def test_drafting_is_measured(inputs: list[Any], tmp_path: Path) -> None:
     figures = run(bench_drafting, tmp_path / "drafting.json", *inputs)
     assert 0 < figures["16 nodes"]["median_us"] <= figures["16 nodes"]["p90_us"]
     assert figures["64 chains of 8 in a batch"]["steps"] > 0
+
+
+def test_ranking_is_measured(inputs: list[Any], tmp_path: Path) -> None:
+    """Nine of ten tokens follow from the one before, in the corpora as well."""
+    figures = run(bench_ranking, tmp_path / "ranking.json", *inputs, "--max-nodes", 8)
+    alone, corpora = figures
+    for row in figures:
+        assert row["tokens"] == 20 * 54
+        assert 0.3 < row["ranked first"] < row["proposed"] < 1
+        assert 1 < row["M of the first"] < row["M of an oracle"] < 9
+    assert alone["proposed"] < corpora["proposed"]
+
+
+def test_a_step_ends_with_its_budget_or_the_first_token_that_no_draft_holds() -> None:
+    held = np.array([True, True, False, True, True, True, True], np.bool_)
+    assert [bench_ranking.steps(held, nodes) for nodes in (0, 1, 2, 16)] == [7, 4, 3, 2]
+    assert bench_ranking.steps(held[:0], 16) == 0
 
 
 def test_privacy_is_measured(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""An answer as a document: as the model wrote it by its
-chat template, after the end of its prompt.
-"""
+"""An answer becomes a document as its model wrote it, after the end of its prompt."""
 
 from __future__ import annotations
 

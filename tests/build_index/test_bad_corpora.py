@@ -1,6 +1,4 @@
-"""Each way in which the file of a corpus can be bad has an error
-that names the file, and the line or row.
-"""
+"""Each fault of a corpus file has an error that names the file, and the line or row."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_summary_for_programs_and_nothing_else(corpus, tokenizer, out):
 
 
 def test_options_of_records_reach_the_build(tokenizer, out, tmp_path):
-    """Those of directories are compared with the function's."""
+    """Options of directories are compared with those of the function."""
     records = tmp_path / "records.jsonl"
     records.write_text('{"text": "x", "chat": ["a", "b"]}\n{"text": "y", "chat": ["c", "d"]}\n')
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -152,7 +152,7 @@ def test_an_error_of_the_system_is_one_line_too(corpus, tokenizer, out, monkeypa
 def test_an_interrupt_is_status_130_and_can_be_resumed(
     corpus, tokenizer, out, tmp_path, monkeypatch
 ):
-    """SIGINT while a shard is being sorted: nobody waits for it."""
+    """The build ends at once when SIGINT arrives while a shard is being sorted."""
     arguments = ("--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500)
     assert build_here(*arguments, "--out", tmp_path / "whole").exit_code == 0
     sorting = threading.Event()
@@ -191,7 +191,7 @@ def test_an_interrupt_is_status_130_and_can_be_resumed(
 
 
 def test_an_interrupt_while_modules_are_imported(corpus, tokenizer, out):
-    """It may leave numpy half imported, which then cannot be imported again."""
+    """The interrupt may leave numpy half imported, which cannot be imported again."""
     script = (
         "import os, signal, sys\n"
         "class Finder:\n"
@@ -208,7 +208,7 @@ def test_an_interrupt_while_modules_are_imported(corpus, tokenizer, out):
 
 
 def test_names_that_are_not_utf8_are_built_and_printed(tokenizer, tmp_path):
-    """In a locale of UTF-8, where the standard output takes nothing else."""
+    """The locale is one of UTF-8, so that the standard output takes nothing else."""
     place = tmp_path / os.fsdecode(b"\xff")
     place.mkdir()
     (place / "a.txt").write_text("some text")
@@ -290,9 +290,7 @@ def test_progress_is_shown_on_a_terminal_only(corpus, tokenizer, out, monkeypatc
 
 
 def test_a_build_loads_no_more_than_it_takes(corpus, out, tmp_path):
-    """Text and the tokenizer of a GGUF file take neither
-    transformers nor torch, and help next to nothing.
-    """
+    """A build of text with a GGUF tokenizer imports neither transformers nor torch."""
     large = "{'torch', 'transformers', 'gguf', 'pyarrow', 'fsspec', 'grpc'} & sys.modules.keys()"
     before = f"import atexit, sys; atexit.register(lambda: print({large}))"
     gguf = write_gguf(tmp_path / "tiny.gguf")

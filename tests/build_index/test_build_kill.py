@@ -148,9 +148,7 @@ WITHOUT_EXCHANGE = f"from build_index import staging; staging._RENAME_EXCHANGE =
 def test_without_exchange_a_kill_leaves_the_old_datastore_or_the_new_one(
     inputs, tmp_path, monkeypatch
 ):
-    """As on NFS and macOS: whenever the build is killed, the
-    datastore is whole, and the next build succeeds.
-    """
+    """Without an exchange of names, as on NFS, a kill leaves a whole datastore."""
     arguments, _, old = inputs
     assert build_here(*arguments, "--out", tmp_path / "new").exit_code == 0
     monkeypatch.setattr(staging, "_RENAME_EXCHANGE", NO_FLAG)

@@ -55,9 +55,7 @@ def expected(corpus, tokenizer, tmp_path):
 
 @contextmanager
 def interrupt(owner, name, call, *, after=False, error=KilledError):
-    """Let a build end with an error at the n-th call of a function,
-    before or after it does its work.
-    """
+    """Let a build fail at the n-th call of a function, before or after the call does its work."""
     function = getattr(owner, name)
     numbers = itertools.count(1)
 
@@ -160,9 +158,7 @@ def interrupted(corpus, tokenizer, out, expected):
 
 
 def refuse(build_options, message):
-    """Resuming is refused with a message, and is still
-    possible afterwards with the right options.
-    """
+    """Require that resuming is refused, and is possible afterwards with the right options."""
     with pytest.raises(ResumeError, match=message):
         build(build_options)
     assert finished_shards(build_options.out) == 2
@@ -322,7 +318,7 @@ def test_a_corpus_that_has_to_be_repaired_costs_nothing_of_the_others(
 def test_corpora_that_change_their_places_keep_what_was_made_of_them(
     tokenizer, out, tmp_path, monkeypatch
 ):
-    """One is left out, and another one is read first."""
+    """The new build leaves one corpus out and reads another one first."""
     first, second, third = (
         write_jsonl(tmp_path / f"{name}.jsonl", documents(20, seed=name)) for name in (3, 4, 5)
     )

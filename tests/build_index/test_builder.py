@@ -167,9 +167,7 @@ def test_a_datastore_of_nothing_is_refused_with_what_was_skipped_and_left_out(
 
 
 def test_the_output_and_other_datastores_inside_a_corpus_are_no_part_of_it(tokenizer, tmp_path):
-    """Neither the datastore of the last build nor the new one is
-    read, so that each build stores the same.
-    """
+    """The old and the new datastore are not read, so that each build stores the same."""
     tree = tmp_path / "tree"
     write_files(tree, {"a.txt": "some text"})
     first = build_quick(tree, tokenizer, tree / "ds")
@@ -356,9 +354,7 @@ def test_sorting_that_runs_out_of_memory_is_a_memory_error(
     "form", ["a GGUF file", pytest.param("a directory", marks=pytest.mark.slow)]
 )
 def test_the_memory_of_the_example_suffices(corpus, out, tmp_path, form):
-    """512M, with which `--help` explains the option: `transformers`,
-    which imports torch, has its own process.
-    """
+    """The 512M of `--help` suffice, since `transformers` runs in a process of its own."""
     tokenizer = smollm2_gguf()
     if form == "a directory":
         tokenizer = tmp_path / "tokenizer"
@@ -372,7 +368,7 @@ def test_the_memory_of_the_example_suffices(corpus, out, tmp_path, form):
 
 
 def test_a_directory_of_a_tokenizer_is_loaded_without_torch(tmp_path, monkeypatch, tokenizer):
-    """Which takes most of the time, and is not needed for it."""
+    """The import of torch would take most of the time, and the tokenizer does not need it."""
     (tmp_path / "tokenizer").mkdir()
     shutil.copy(tokenizer, tmp_path / "tokenizer" / "tokenizer.json")
     (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(

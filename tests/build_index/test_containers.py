@@ -201,7 +201,7 @@ def test_a_damaged_file_in_a_zip_is_counted_and_the_next_one_read(tmp_path):
 
 @pytest.mark.parametrize("archive", ["tar", "tar.zst", "zip"], indirect=True)
 def test_memory_does_not_grow_with_the_archive(archive):
-    """Neither with a file in it nor with their number."""
+    """Memory grows neither with a file of the archive nor with the number of files."""
     lines = "".join(
         json.dumps({"text": f"{number} " * 2000}) + "\n" for number in range(1500)
     ).encode()

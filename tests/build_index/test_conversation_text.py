@@ -1,6 +1,4 @@
-"""Conversations are stored as the model wrote them, whatever its
-template does with history, calls and reasoning.
-"""
+"""Conversations are stored as the model wrote them, whatever the template does with history."""
 
 from __future__ import annotations
 

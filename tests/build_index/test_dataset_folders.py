@@ -110,9 +110,7 @@ def write_stream(path: Path, **columns) -> None:
 
 @pytest.mark.parametrize("numbers", [[5, 199, 72, 5, 0], list(range(0, 200, 3)), [], [199]])
 def test_row_numbers_of_old_releases_choose_the_rows(tmp_path, numbers):
-    """Up to 1.13, `save_to_disk` wrote all rows of a filtered or
-    shuffled data set, and which of them belong to it.
-    """
+    """Up to 1.13, `save_to_disk` wrote all rows and the numbers of those that belong to the set."""
     write_stream(tmp_path / "dataset.arrow", text=[f"document {number}" for number in range(200)])
     write_stream(tmp_path / "indices.arrow", indices=pa.array(numbers, pa.uint64()))
     state = {

@@ -1,6 +1,4 @@
-"""Encoding by fastokens: the tokens are those of tokenizers, and a
-build goes on without it where they are not.
-"""
+"""fastokens gives the tokens of tokenizers, and a build does without it where it does not."""
 
 from __future__ import annotations
 
@@ -79,9 +77,7 @@ def split_byte_level(pattern: str, *normalizer: normalizers.Normalizer) -> Token
 
 
 def byte_fallback() -> Tokenizer:
-    """As Llama 2 and Gemma have it: SentencePiece's BPE, where
-    characters without a token become bytes.
-    """
+    """A tokenizer like Llama 2's: SentencePiece's BPE, with bytes for other characters."""
     source = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     source.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]

@@ -125,7 +125,7 @@ def test_a_large_row_group_of_small_pages_is_read_and_little_is_held(tmp_path):
 
 
 def test_rows_are_held_by_their_size(tmp_path):
-    """Not always 64."""
+    """The number of rows that are held depends on their size, and is not always 64."""
     path = tmp_path / "a.parquet"
     size = len(NOISE)
     pq.write_table(
@@ -200,7 +200,7 @@ def test_a_budget_that_suffices_is_found(positions, workers):
 
 @pytest.mark.parametrize("resume", [(), ("--resume",)])
 def test_the_memory_that_the_message_names_suffices(tokenizer, out, tmp_path, resume):
-    """Also to go on with the build, whose shards keep their size."""
+    """It also suffices to continue the build, whose shards keep their size."""
     path = tmp_path / "a.parquet"
     large = texts(3000, len(NOISE) - 1)
     pq.write_table(pa.table({"text": large}), path, **OPTIONS["one page"], compression="none")

@@ -1,6 +1,4 @@
-"""Damaged files of every kind: in a directory they are counted, and
-a named one is an error of ours.
-"""
+"""A damaged file of a directory is counted, and one that is named raises an error of ours."""
 
 from __future__ import annotations
 

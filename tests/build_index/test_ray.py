@@ -1,6 +1,4 @@
-"""Builds on a Ray cluster of several nodes, all on this machine:
-the same bytes, whatever happens to the nodes.
-"""
+"""Builds on a Ray cluster give the same bytes, whatever happens to its nodes."""
 
 from __future__ import annotations
 
@@ -205,7 +203,7 @@ def test_a_build_that_the_cluster_cannot_end_is_resumed_here(
 def test_a_node_that_dies_costs_its_tasks_only(
     cluster, corpora, tokenizer, out, expected, monkeypatch
 ):
-    """One of three is killed while it reads."""
+    """One node of three is killed while it reads."""
     nodes, others = cluster
     submit = ray_workers.RayWorkers.submit
     tasks = []

@@ -1,6 +1,4 @@
-"""Corpora in object stores: on a real S3 server that breaks
-connections, and where nothing can be read.
-"""
+"""Corpora are read from a real S3 server that breaks connections, and faults are named."""
 
 from __future__ import annotations
 
@@ -126,7 +124,7 @@ def test_a_file_is_read_as_a_local_one_and_its_etag_is_recorded(s3, tmp_path, na
 
 
 def test_a_saved_data_set_is_read_as_a_local_one(s3, tmp_path):
-    """Of an old release, which keeps the numbers of the rows that belong to it."""
+    """The set is of an old release, which stores the numbers of the rows that belong to it."""
     files = {
         "state.json": json.dumps(STATE),
         "dataset_info.json": "{}",

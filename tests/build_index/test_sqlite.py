@@ -70,7 +70,7 @@ def test_a_database_in_a_directory_is_read_if_a_glob_names_it(tmp_path):
 
 
 def test_what_a_database_defines_is_not_run(tmp_path):
-    """Neither views nor virtual tables."""
+    """Neither views nor virtual tables of a database are run."""
     view = "CREATE VIEW v AS SELECT 'of a view' AS text"
     path = database(tmp_path / "a.db", TABLES[0], view, rows={"notes": [(1, "x")]})
     with closing(sqlite3.connect(path)) as connection:

@@ -165,7 +165,7 @@ def test_a_datastore_is_put_in_place(tmp_path, before):
 def test_what_is_renamed_is_on_the_disk_first(arguments, out, monkeypatch):
     """After a loss of power, a name stands for all that was written under it.
 
-    And no old shard for a new one.
+    No old shard stands for a new one.
     """
     synced = set()
     early = []

@@ -1,6 +1,4 @@
-"""Transcripts of agents, made by hand after the
-descriptions of their formats, whole and malformed.
-"""
+"""Transcripts of agents, made by hand after their formats' descriptions, whole and malformed."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_neither_slices_nor_batches_change_a_byte(
 
 
 def test_a_system_without_affinity_uses_all_cores(corpora, tokenizer, out):
-    """Such as macOS."""
+    """macOS is such a system."""
     arguments = ["--corpus", corpora[2].path, "--tokenizer", tokenizer, "--out", out]
     process = run_build(
         *arguments,
@@ -241,7 +241,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_an_interrupt_while_workers_start_is_one_line(corpora, tokenizer, out):
-    """A terminal sends it to them, too."""
+    """A terminal sends the interrupt to the workers, too."""
     arguments = [
         "--corpus",
         corpora[0].path,

@@ -83,7 +83,7 @@ def tiny(directory: Path) -> Path:
 
 
 def test_every_changed_byte_of_every_file_is_found(tmp_path: Path) -> None:
-    """Each byte of the small files, which is quick, and a sample of each part of the others."""
+    """The test changes each byte of the small files, and a sample of the others."""
     check_datastore(tiny(tmp_path))
     files = sorted(path for path in tmp_path.iterdir())
     assert len(files) == 6
@@ -127,7 +127,7 @@ def test_a_missing_tokenizer(tmp_path: Path) -> None:
     [("tokens", 256), ("tokens", -20), ("suffixes", 256), ("suffixes", 279), ("suffixes", -9)],
 )
 def test_a_flipped_bit_in_a_payload(directory: Path, kind: str, offset: int) -> None:
-    """In symbols, keys, entries, and the unused bits after the last entry."""
+    """The bit is in symbols, keys, entries, or the unused bits after the last entry."""
     path = directory / f"shard-00001.{kind}"
 
     before = path.read_bytes()[48:80].hex()
@@ -147,7 +147,7 @@ def test_a_flipped_bit_in_a_payload(directory: Path, kind: str, offset: int) -> 
     ("offset", "what"), [(256, "key 0"), (279, "key 2"), (280, "byte 0"), (-9, "byte 135")]
 )
 def test_a_wrong_suffix_array(directory: Path, offset: int, what: str) -> None:
-    """In keys, entries, and the unused bits after the last entry."""
+    """The fault is in keys, entries, or the unused bits after the last entry."""
     path = directory / "shard-00001.suffixes"
     edit_file(path, lambda data: data.__setitem__(offset, data[offset] ^ 0x10))
     seal_datastore(directory)

@@ -97,7 +97,7 @@ CONTRADICTIONS: list[tuple[str, int, str, int, str]] = [
 def test_a_header_field_that_contradicts_others(
     directory: Path, kind: str, offset: int, code: str, value: int, message: str
 ) -> None:
-    """They are checked although the checksum of the header is correct."""
+    """Fields are checked although the checksum of the header is correct."""
     path = directory / f"shard-00000.{kind}"
 
     def change(data: bytearray) -> None:
@@ -124,7 +124,7 @@ def test_each_header_bit_is_guarded(directory: Path) -> None:
 @pytest.mark.parametrize("kind", ["tokens", "suffixes"])
 @pytest.mark.parametrize("place", [0, 7, 8, 255, 256, -8, -1, 1])
 def test_a_file_that_is_too_short_or_too_long(directory: Path, kind: str, place: int) -> None:
-    """Cut at a place counted from its beginning or its end; 1: a byte longer."""
+    """The file is cut at a place counted from its beginning or end; 1: it is a byte longer."""
     path = directory / f"shard-00001.{kind}"
     size = path.stat().st_size
     kept = size + 1 if place == 1 else place % size
@@ -192,7 +192,7 @@ def replace(*names: str) -> Callable[[Path, Path], None]:
 def test_files_of_two_builds_side_by_side(
     directory: Path, tmp_path: Path, change: Callable[[Path, Path], None], what: str
 ) -> None:
-    """All are intact and have the same sizes."""
+    """All files are intact and have the same sizes."""
     other = Corpus(300, [[[1, 2, 3, 5], [4]], [[6, 7, 8, 8], [2]]])
     change(directory, write_datastore(tmp_path / "other", other))
     message = refused(

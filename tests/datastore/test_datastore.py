@@ -116,9 +116,7 @@ def test_a_bad_context(
 def test_whatever_can_be_an_index_is_an_integer(
     store: Datastore, query: str, context: object, meant: object
 ) -> None:
-    """Items of lists and tuples are whatever Python takes as an
-    index: True is 1, but an array of bools is refused.
-    """
+    """True is the token 1, as an index is in Python, but an array of bools is refused."""
     ask, _ = QUERIES[query]
     assert ask(store, context) == ask(store, meant)
 

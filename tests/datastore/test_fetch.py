@@ -229,9 +229,7 @@ def test_names_that_lead_out_of_the_cache_are_refused(source: Path, tmp_path: Pa
 
 
 def test_builds_lie_side_by_side(source: Path, tmp_path: Path) -> None:
-    """A service that is reloaded while it is read: the old copy is
-    resumed or left, the new one is another.
-    """
+    """When a service is reloaded while it is read, the new copy is another directory."""
     with pytest.raises(ServiceUnavailableError):
         fetch(Reader(source, pieces=7), tmp_path / "cache")
     other = write_source(tmp_path / "other", token=9)

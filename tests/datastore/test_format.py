@@ -97,7 +97,7 @@ def table(section: int) -> list[Row]:
 
 @pytest.mark.parametrize("section", [2, 3])
 def test_offset_tables_describe_the_golden_files(section: int) -> None:
-    """Offsets are the sums of sizes, and the files hold at each offset what the table says."""
+    """The golden files hold at each offset the value that the table says."""
     order = CASES["three-byte"].suffix_arrays[0]
     tokens = (GOLDEN / "three-byte" / "shard-00000.tokens").read_bytes()
     file = tokens if section == 2 else (GOLDEN / "three-byte" / "shard-00000.suffixes").read_bytes()

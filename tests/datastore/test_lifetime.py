@@ -55,7 +55,7 @@ def test_closing_while_threads_query(directory: Path) -> None:
 
 @ON_LINUX
 def test_an_open_datastore_needs_no_descriptors(tmp_path: Path) -> None:
-    """Neither do eight shards, nor a check, nor a session."""
+    """Eight shards, a check and a session need no descriptors either."""
     write_datastore(tmp_path, Corpus(300, [[[place, 1, 2]] for place in range(8)]))
     code = """
 import os, sys
@@ -130,7 +130,7 @@ print(statuses, store.draft([0, 1]) == expected)
     reason="the sanitizer's own locks do not survive a fork",
 )
 def test_a_child_of_a_process_whose_threads_query_goes_on_querying(tmp_path: Path) -> None:
-    """It does not wait for the locks of threads that it does not have."""
+    """The child does not wait for the locks of threads that it does not have."""
     write_datastore(tmp_path, zipf_corpus(1, 1_500, 8, 300, 1))
     assert (
         run_python("import warnings\nwarnings.simplefilter('ignore')\n" + FORK, tmp_path)

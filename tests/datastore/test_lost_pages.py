@@ -1,6 +1,4 @@
-"""Files that are truncated while they are mapped: a named error,
-never SIGBUS, and other handlers stay right.
-"""
+"""A file that is truncated while it is mapped raises a named error, never SIGBUS."""
 
 from __future__ import annotations
 
@@ -73,7 +71,7 @@ def test_other_datastores_are_not_affected(directory: Path, tmp_path: Path) -> N
 def test_no_comparison_leaves_the_mapping_of_a_lost_file(tmp_path: Path) -> None:
     """Zeros in place of the last separator equal a pattern of zeros.
 
-    So do those behind the last suffixes.
+    The zeros behind the last suffixes do, too.
     """
     positions = ((8 << 20) - HEADER_SIZE - TAIL_SIZE) // 2  # the file ends where a page ends
     write_datastore(tmp_path, Corpus(300, [[[0] * (positions - 1)]]))
@@ -131,7 +129,7 @@ def test_threads_that_query_while_files_are_truncated_get_right_answers_or_the_e
 def test_a_check_of_files_that_are_truncated_meanwhile(
     directory: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    """The loss is named, not the zeros in place of the content."""
+    """The error names the loss, not the zeros in place of the content."""
     then = getattr(check, f"_check_{stage}")
 
     def run(*arguments: object, **options: object) -> None:
@@ -232,7 +230,7 @@ def test_pages_of_others_end_the_process_and_the_fault_handler_reports_them(
 
 
 def test_handlers_of_others_get_the_signals_that_are_sent(directory: Path) -> None:
-    """Those that were there before, and those that were installed later."""
+    """Handlers that were installed before ours get them, and those that were installed later."""
     code = """
 for name in ("before", "later"):
     signal.signal(signal.SIGBUS, lambda *_: print(name, flush=True))

@@ -71,7 +71,7 @@ def test_another_version(directory: Path, version: object) -> None:
 
 
 def test_a_changed_manifest_is_refused(directory: Path) -> None:
-    """Whatever was changed: here the provenance, on which nothing else depends."""
+    """Any change is refused: here one of the provenance, on which nothing else depends."""
     edit_manifest(directory, lambda fields: fields.update(corpora=[{"path": "src"}]))
     assert Manifest.read(directory).corpora == ({"path": "src"},)
     path = directory / FILE_NAME
@@ -176,7 +176,7 @@ def test_what_is_no_regular_file_is_refused(directory: Path, name: str, kind: st
 
 
 def test_symbolic_links_to_files_are_followed(directory: Path, tmp_path: Path) -> None:
-    """The cache of the Hugging Face hub is made of them."""
+    """The cache of the Hugging Face hub consists of such links."""
     linked = tmp_path / "linked"
     linked.mkdir()
     for path in directory.iterdir():

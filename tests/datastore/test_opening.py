@@ -115,7 +115,7 @@ print(*[opened() for _ in range(500)][-1:], held() == before, before[1], sep="; 
 def test_dropped_and_refused_datastores_leave_no_open_files_and_no_mappings(
     directory: Path,
 ) -> None:
-    """Counted in a new process: in this one, threads of other tests open and close files too."""
+    """A new process counts them, since threads of other tests open and close files in this one."""
     assert run_python(OPEN_AND_DROP, directory) == "4; True; 0\n"
     edit_manifest(directory, lambda fields: fields["shards"][1].update(tokens_sha256="00"))
     found = run_python(OPEN_AND_DROP, directory)

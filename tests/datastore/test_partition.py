@@ -1,6 +1,4 @@
-"""Partitions of a datastore: each shard is in one of them, they are
-about as large, and only their files are needed.
-"""
+"""Each shard is in one partition, partitions are about as large, and need their own files only."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ def test_each_shard_is_in_one_partition_and_partitions_are_even(
 
 
 def test_equal_shards_are_dealt_out_in_turn() -> None:
-    """So each partition has some of each corpus: shards are in
-    the order in which the corpora were read.
-    """
+    """Each partition has shards of each corpus, since shards are in the order of corpora."""
     shards = [replace(RECORD, name=f"shard-{place}", position_count=7) for place in range(6)]
     assert [one.name for one in Partition.parse("2/4").select(shards, Path("ds"))] == [
         "shard-1",

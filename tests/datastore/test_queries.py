@@ -28,9 +28,7 @@ SHARDS = 12
 
 @st.composite
 def crowded_corpora(draw: st.DrawFn) -> Corpus:
-    """Many shards over one or two ids, so that suffixes occur in
-    some shards only and at the start of documents.
-    """
+    """Many shards over one or two ids: suffixes occur in some shards only."""
     vocabulary_size = draw(st.sampled_from([3, 49_152, 2**24 - 1]))
     ids = draw(st.sampled_from([[0], [vocabulary_size - 1], [0, vocabulary_size - 1]]))
     document = st.lists(st.sampled_from(ids), min_size=1, max_size=24)
@@ -76,7 +74,7 @@ def test_answers_are_those_of_the_oracle(data: st.DataObject) -> None:
 def test_heavy_matches_are_exact(
     tmp_path: Path, shards: int, alphabet: int, vocabulary_size: int
 ) -> None:
-    """Matches with many more occurrences than are read: tests which ranks may be left out."""
+    """Matches have many more occurrences than are read, so that some ranks are left out."""
     corpus = zipf_corpus(shards + alphabet, 40_000, alphabet, vocabulary_size, shards)
     store = open_datastore(tmp_path, corpus)
     oracle = Oracle(corpus)
@@ -95,9 +93,7 @@ def test_heavy_matches_are_exact(
 
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_a_run_of_one_token_is_answered_exactly(tmp_path: Path, length: int) -> None:
-    """Nearly all continuations are equal and fewer than
-    `max_nodes`: the rare ones must not be missed.
-    """
+    """Rare continuations are not missed where nearly all continuations are equal."""
     corpus = Corpus(300, [[[7] * 30_000], [[7] * 5_000 + [8], [7, 9], [200] + [7] * 100]])
     store = open_datastore(tmp_path, corpus)
     limits = {"max_suffix": 64, "max_depth": 3}
@@ -127,9 +123,7 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, list[Data
 
 
 def cuts(corpus: Corpus, count: int, seed: int) -> list[list[int]]:
-    """Contexts that end anywhere in documents, some with an early
-    token changed, so that matches are of all lengths.
-    """
+    """Contexts that end anywhere in documents, some with a changed token."""
     rng = np.random.default_rng(seed)
     out: list[list[int]] = []
     while len(out) < count:
@@ -156,7 +150,7 @@ def test_answers_do_not_depend_on_the_layout(layouts: tuple[Corpus, list[Datasto
 
 
 def test_trees_that_are_kept_are_those_of_their_limits(tmp_path: Path) -> None:
-    """More of them than there is room for: those that were dropped are drafted again."""
+    """There is no room for all trees: those that were dropped are drafted again."""
     corpus = zipf_corpus(5, 60_000, 250, 300, 2)
     store = open_datastore(tmp_path, corpus)
     counts = {token: store.count([token]) for token in range(300)}
@@ -177,7 +171,7 @@ def test_trees_that_are_kept_are_those_of_their_limits(tmp_path: Path) -> None:
 def test_threads_whose_first_queries_coincide_get_equal_trees(
     layouts: tuple[Corpus, list[Datastore]],
 ) -> None:
-    """They fill the key tree and keep trees while others read them."""
+    """Threads fill the key tree and store trees while others read them."""
     corpus, stores = layouts
     queries = cuts(corpus, 200, 1)
     expected = [stores[0].draft(context) for context in queries]

@@ -1,6 +1,4 @@
-"""Suffixes as builds sort and pack them: those of brute force, and
-of plain numpy where there are many.
-"""
+"""Builds sort and pack the suffixes that brute force gives, or plain numpy where there are many."""
 
 from __future__ import annotations
 
@@ -71,9 +69,7 @@ def test_agrees_with_sorted_lists(shard):
 
 @pytest.mark.parametrize("vocabulary_size", [65_535, 70_000])
 def test_many_symbols_are_in_order(vocabulary_size):
-    """Neighbours differ at their first symbols, or these are equal
-    and the suffixes behind them are in order.
-    """
+    """Neighbours are in order by their first symbols, or by the suffixes behind equal ones."""
     random, separator = np.random.default_rng(1), separator_id(vocabulary_size)
     every = random.permutation(vocabulary_size)
     frequent = np.minimum(random.zipf(1.2, 300_000), vocabulary_size - 1)

@@ -215,9 +215,7 @@ def test_what_differs_is_named(bpe, identity):
 
 
 def space_marks(**parts):
-    """As tokenizers of SentencePiece's kind are: characters, and
-    spaces written as marks by one of the parts.
-    """
+    """A tokenizer like SentencePiece's: characters, and marks that stand for spaces."""
     vocab = {character: id_ for id_, character in enumerate(map(chr, [*range(33, 127), 0x2581]))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="?"))
     return {**serialized(tokenizer), **parts}

@@ -1,5 +1,4 @@
-"""A stranger's first hour: README's start and the tutorial, line by
-line, on a machine with nothing but Python.
+"""README's start and the tutorial work line by line on a machine with nothing but Python.
 
 `make first-hour` runs it, in new virtual environments and with a real model, which takes minutes
 and a package index. Otherwise only what is read from the pages is tested here; that commands and
@@ -149,10 +148,9 @@ def checkout() -> Iterator[Path]:
 
 @pytest.fixture
 def environment(checkout: Path) -> dict[str, str]:
-    """The variables of a machine on which only this Python is
-    installed, with today's releases, as a reader gets them.
+    """The environment of a machine with this Python alone and the newest releases of packages.
 
-    But for torch, whose builds take gigabytes.
+    torch is taken from this machine, since its builds take gigabytes.
     """
     kept = {
         name: value for name, value in os.environ.items() if name in KEPT or name.startswith("PIP_")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import docs_tables
 import pytest
+from page_tables.table import RESULTS
 
 PAGES = {page.relative_to(docs_tables.ROOT).as_posix(): page for page in docs_tables.pages()}
 
@@ -24,7 +25,7 @@ def test_each_table_stands_in_a_page() -> None:
 
 def test_each_result_is_named_in_a_page() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES.values())
-    unnamed = [path.stem for path in docs_tables.RESULTS.glob("*.json") if path.stem not in text]
+    unnamed = [path.stem for path in RESULTS.glob("*.json") if path.stem not in text]
     assert unnamed == []
 
 

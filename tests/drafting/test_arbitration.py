@@ -8,7 +8,7 @@ from rest_store.drafting.arbitration import Head
 
 
 def test_what_was_not_verified_teaches_nothing() -> None:
-    """Three tokens of eight are verified in each step, and are right."""
+    """Each step verifies three right tokens of eight."""
     scores = [0.9**n for n in range(1, 9)]
     of_session = Head([0.0] * 9)
     of_head = Head([0.0] * 9)

@@ -38,9 +38,7 @@ def store(tmp_path: Path) -> Datastore:
 @settings(max_examples=25)
 @given(data=st.data())
 def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObject) -> None:
-    """Two sets of the same sessions, each with a calibration and
-    recycled logits of its own that its sessions share.
-    """
+    """Two equal sets of sessions each share a calibration and recycled logits."""
     corpus = data.draw(corpora())
     texts = [data.draw(contexts(corpus)) for _ in range(data.draw(st.integers(0, 11)))]
     shape = data.draw(st.sampled_from(["tree", "chain"]))

@@ -174,9 +174,7 @@ def random_gbdt(seed: int, count: int, scale: float) -> bytes:
 def test_trees_are_evaluated_to_the_same_bits_everywhere(
     count: int, rows: int, scale: float
 ) -> None:
-    """Leaves are rounded to a 16-bit multiple of a power of two,
-    the least that the greatest of them allows.
-    """
+    """Leaves are 16-bit multiples of the least power of two that holds the greatest of them."""
     calibration = Calibration(random_gbdt(count, count, scale))
     features = (
         np.random.default_rng(rows).integers(-6, 6, size=(rows, FEATURES)).astype(np.float32) / 4
@@ -188,7 +186,7 @@ def test_trees_are_evaluated_to_the_same_bits_everywhere(
 
 
 def test_sums_of_very_many_trees_do_not_overflow() -> None:
-    """More than could be added up, were leaves rounded to 16 bits alone."""
+    """Sums of so many leaves would overflow if leaves were rounded to 16 bits alone."""
     one = gbdt(leaf=1.5)
     calibration = Calibration(one[:4] + 70_000 * one[4:])
     assert evaluated(calibration, np.zeros((1, FEATURES), np.float32)) == pytest.approx(

@@ -1,6 +1,4 @@
-"""Chains: one path, along the likeliest token of each
-place, of the length that its cost is worth.
-"""
+"""A chain is one path along the likeliest tokens, as long as its cost is worth."""
 
 from __future__ import annotations
 

@@ -37,9 +37,7 @@ def flat(drafted: int) -> float:
 
 
 def jumping(drafted: int) -> float:
-    """A model whose verification takes longer than a plain step,
-    however few draft tokens there are.
-    """
+    """A model whose verification takes longer than a plain step, with any draft."""
     return 10.0 + 0.02 * drafted + 2.0 * (drafted > 0)
 
 
@@ -144,8 +142,7 @@ def run(
     *,
     kept: float = 1.0,
 ) -> Run:
-    """Decode with chains whose tokens have scores as if each was
-    accepted with probability `likely`.
+    """Decode with chains whose tokens are accepted with probability `likely`.
 
     Args:
         policy: decides; None: no drafts.
@@ -198,7 +195,7 @@ def test_drafts_that_pay_are_made(cost: Cost, gain: float) -> None:
 def test_promises_that_are_not_kept_cost_little(
     cost: Cost, likely: float, before: int, steps: int, part: float
 ) -> None:
-    """As for random text, in which matches say nothing."""
+    """The text is random, so that matches say nothing."""
     policy, plain = DraftPolicy(), run(None, cost, likely, 0, steps)
     run(policy, cost, likely, 0.02, before, kept=0.0)
     assert run(policy, cost, likely, 0.02, steps, kept=0.0).speed >= part * plain.speed
@@ -209,7 +206,7 @@ def test_promises_that_are_not_kept_cost_little(
 def test_a_generation_whose_scores_are_wrong_loses_two_steps_and_a_fiftieth(
     drafting: float, steps: int
 ) -> None:
-    """What steps cost is known: 1, and 0.1 for each of the 8 draft tokens that are to bring one."""
+    """A step costs 1, and 0.1 more for each of the 8 draft tokens that are to bring one."""
     policy = DraftPolicy()
     for drafted in (0, 8, 16) * 9:
         policy.observe(drafted, 1 + 0.1 * drafted)
@@ -241,7 +238,7 @@ def test_a_generation_does_not_distrust_scores_for_what_others_were() -> None:
 
 
 def test_slow_drafting_pauses() -> None:
-    """As of a service that takes as long as a step, for drafts that are worth less."""
+    """Drafting takes as long as a step, and its drafts are worth less."""
     policy = DraftPolicy()
     assert run(policy, cpu, 0.2, 20.0).asked < 20
     assert run(policy, cpu, 0.8, 0.1).asked > 500, "it is asked again once it pays"
@@ -262,7 +259,7 @@ def test_one_slow_draft_costs_little_more_than_itself(number: int, extra: float)
 def test_a_source_that_is_often_slow_is_asked_less_and_less(
     period: int, length: int, asked: float
 ) -> None:
-    """It brings one token a step, and costs 2.5 plain steps each time on average."""
+    """The source brings one token a step, and costs 2.5 plain steps each time on average."""
     policy, seconds, written, drafts = DraftPolicy(), 0.0, 0, 0
     while written < length:
         asks = policy.wants_drafts()
@@ -278,7 +275,7 @@ def test_a_source_that_is_often_slow_is_asked_less_and_less(
 
 
 def test_after_the_longest_pause_a_source_is_tried_again() -> None:
-    """As in an engine, which runs for days: an hour of stalls does not end drafting."""
+    """An hour of stalls does not end drafting in an engine that runs for days."""
     policy = DraftPolicy()
     run(policy, cpu, 0.5, 1e5, 5000)
     paused = 0
@@ -291,7 +288,7 @@ def test_after_the_longest_pause_a_source_is_tried_again() -> None:
 
 @pytest.mark.parametrize(("gain", "seldom"), [(0.0, True), (0.2, True), (0.5, False)])
 def test_services_are_asked_while_they_bring_what_they_cost(gain: float, seldom: bool) -> None:
-    """They take 0.3 of a plain step, and everything else drafts on."""
+    """Services take 0.3 of a plain step, while all other sources draft on."""
     policy, asked = DraftPolicy(), 0
     for _ in range(600):
         if policy.wants_drafts():
@@ -311,9 +308,7 @@ def some_slow(chance: Random) -> Callable[[], float]:
 
 @pytest.mark.parametrize("likely", [0.4, 0.6, 0.8])
 def test_other_work_on_the_machine_hardly_changes_what_is_drafted(likely: float) -> None:
-    """Of new policies, in a first generation of 128 steps: M moves
-    by a few percent, seldom by more.
-    """
+    """M of a new policy's first 128 steps changes by a few percent, seldom by more."""
     quiet, ratios = run(DraftPolicy(), cpu, likely, 0.1, 128).tokens, []
     for seed in range(24):
         factor = some_slow(Random(seed))

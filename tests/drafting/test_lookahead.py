@@ -47,7 +47,7 @@ def chain_after(tree: TokenTree, node: int) -> list[int]:
 
 
 def test_after_each_outcome_comes_the_chain_that_a_session_drafts_there(tmp_path: Path) -> None:
-    """Nearly always: the text that is written meanwhile is no part of the lookahead's."""
+    """Chains are nearly always equal: the lookahead lacks text that is written meanwhile."""
     chance = random.Random(0)
     texts = [[chance.randrange(30) for _ in range(6)] for _ in range(40)]
     documents = [

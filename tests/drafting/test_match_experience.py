@@ -47,7 +47,7 @@ def written(right: bool, start: int) -> list[int]:
 
 
 def test_odds_are_those_of_the_counts() -> None:
-    """The plain oracle, beside a session of which nothing is learnt."""
+    """The plain oracle gives the same odds, beside a session that teaches nothing."""
     calibration = Calibration.default()
     all_texts = [Counts() for _ in LONG]
     for text in range(3):

@@ -1,6 +1,4 @@
-"""Sessions with members elsewhere: what is sent, what is merged,
-and what a member that fails costs.
-"""
+"""Sessions with members elsewhere send steps, merge trees, and go on when a member fails."""
 
 from __future__ import annotations
 
@@ -181,7 +179,7 @@ def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
 
 
 def test_each_member_gets_the_rows_of_its_own_tree(store: Datastore) -> None:
-    """Of nodes that are cut, nothing is known."""
+    """Nothing is known of nodes that are cut."""
     one, other = (
         ScriptedSource(scored([5, 6], [-1, 0], [0.5, 0.1])),
         ScriptedSource(
@@ -368,7 +366,7 @@ def test_batches_ask_all_members_before_they_wait_for_any(store: Datastore) -> N
 
 
 def test_recycled_logits_here_learn_what_the_session_is_told(store: Datastore) -> None:
-    """They draft where the member that has the tree is away."""
+    """Recycled logits here draft where the member that has the tree is away."""
     recycled = RecycledLogits()
     with DraftSession([ScriptedSource(TREE), recycled], TEXT) as session:
         session.draft(8)

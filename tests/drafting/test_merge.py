@@ -1,6 +1,4 @@
-"""Merged trees: the mean of the scores by path, against a plain
-rule in Python, and what holds for any trees.
-"""
+"""The score of a merged path is the mean of its scores, as a plain rule in Python says."""
 
 from __future__ import annotations
 

@@ -18,9 +18,7 @@ MAX_READ = 256  # entries of a table, for one n-gram
 
 
 def colliding_tokens() -> Tokens:
-    """Tokens whose place in a table is the first one (`tag_of` in
-    native/session/prompt_lookup.hpp).
-    """
+    """Tokens with the first place of a table (`tag_of` in native/session/prompt_lookup.hpp)."""
     tokens = np.arange(1 << 24, dtype=np.uint32)
     product = tokens * np.uint32(0x9E3779B1)
     return tokens[(product ^ (product >> np.uint32(15))) % 4_096 == 0][:LENGTH].astype(np.int32)

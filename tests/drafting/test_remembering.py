@@ -1,6 +1,4 @@
-"""What is remembered says what was added and what was there
-already, and is written before its datastore is closed.
-"""
+"""Remembering names new and known documents, and ends before its datastore is closed."""
 
 from __future__ import annotations
 

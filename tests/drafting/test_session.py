@@ -175,7 +175,7 @@ def test_bad_references_are_refused_by_name(
 def test_paths_cross_from_the_prompt_to_the_datastore(
     store: Datastore, calibration: Calibration
 ) -> None:
-    """Only the prompt knows that 50 is followed by 1, only the datastore what follows 1."""
+    """Only the prompt has 1 after 50, and only the datastore has tokens after 1."""
     with DraftSession(
         [PromptLookup(), store], [50, 1, 60, 70, 50], calibration=calibration
     ) as session:

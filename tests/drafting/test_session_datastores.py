@@ -1,6 +1,4 @@
-"""Draft sessions over datastores: estimates, the longest suffix,
-files that change underneath, learning together.
-"""
+"""Sessions over datastores estimate alike for any shards, and survive files that change."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ SHARE = 4  # in a block: the share of the longest match's occurrences that a can
 def test_estimates_do_not_depend_on_the_number_of_shards(
     tmp_path: Path, calibration: Calibration
 ) -> None:
-    """A token that followed 30 of 1030 times is not more probable
-    if each of these is in a shard of its own.
-    """
+    """The share of a token among 1030 continuations is the same in one shard and in many."""
     usual, rare = [[1, 2]] * 1000, [[[1, 3]]] * 30
     scores = []
     for name, shards in (("one", [usual + [[1, 3]] * 30]), ("many", [usual, *rare])):
@@ -73,7 +69,7 @@ def test_a_datastore_truncated_underneath_is_left_out(
     "asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer keeps what was freed"
 )
 def test_what_is_cached_of_many_shards_has_a_bound(tmp_path: Path) -> None:
-    """Each short suffix that is cached has an interval in each shard: 64 MB of them are kept."""
+    """Each cached short suffix has an interval in each shard, and 64 MB are the bound."""
     rng = np.random.default_rng(0)
     store = open_datastore(
         tmp_path, Corpus(300, [[rng.integers(0, 300, 40).tolist()] for _ in range(1000)])
@@ -145,9 +141,7 @@ def test_rows_of_text_and_of_nodes_count_once() -> None:
 
 
 def reading(column: int) -> Calibration:
-    """A calibration that reads one column alone: candidates where
-    it is greater than a half are probable.
-    """
+    """A calibration that reads one column: candidates with more than a half there are probable."""
     features = np.zeros((400, FEATURES), np.float32)
     features[::2, column] = 1
     return Calibration.fit(

@@ -26,6 +26,7 @@ from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.scopes import Scope
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources, RequestSources
+from rest_store.errors import StorageError
 from rest_store.live.agent_memory import RECORD_NAME
 from tests.shared.engine import (
     VOCABULARY,
@@ -108,6 +109,27 @@ def test_a_tenants_latest_outputs_are_searched_for_no_other(
     assert drafter.latest_outputs("a")[:2].tolist() == PROMPT
 
 
+def test_a_memory_that_cannot_be_read_is_not_searched(
+    drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latest_outputs, "_SECONDS", 0.0)
+    for name in ("a", "b"):
+        written(drafter, f"{name} 1", namespace=name)
+        drafter.begin(NewRequest(name, PROMPT, len(PROMPT), namespace=name))
+        drafter.latest_outputs(name)
+    drafter.work()
+    assert all(drafter.latest_outputs(name).size for name in ("a", "b"))
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise StorageError("no longer readable")
+
+    drafter._sources._scopes.get("a", "").memory.add([[1, 2, 3]])
+    monkeypatch.setattr(drafter._sources._scopes.get("a", "").memory, "documents", fail)
+    drafter.work()
+    assert [drafter.latest_outputs(name).size > 0 for name in ("a", "b")] == [False, True]
+    assert totals(drafter, "errors")["work"] >= 1
+
+
 def test_a_tenants_likely_tokens_are_drafted_for_no_other(drafter: RequestDrafter) -> None:
     """They are a memory, too: the model's logits after a text show the text."""
     text = np.arange(20, 30, dtype=np.int32)
@@ -141,7 +163,7 @@ def test_a_tenants_choices_under_a_grammar_are_drafted_for_no_other(
 def test_a_namespace_without_the_operator_is_no_memory(
     drafter: RequestDrafter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It shares nothing, with the same wrong name neither, and the request goes on."""
+    """A namespace that the operator did not name shares nothing, and the request goes on."""
     assert written(drafter, "1").get("memory", 0) == 0
     for number, name in enumerate(["other", "other", 7, ["a"], "a/lora:b"]):
         assert written(drafter, f"other {number}", namespace=name).get("memory", 0) == 0
@@ -283,7 +305,7 @@ def test_the_switch_is_read_as_engines_pass_it_on() -> None:
 
 
 def test_placeholders_of_images_are_never_matched(tmp_path: Path) -> None:
-    """A prompt of two equal images, each of them many equal tokens."""
+    """The prompt has two equal images, each of them many equal tokens."""
     image = [250] * 40
     prompt = [10, *image, 11, 12, 13, *image, 11]
     placeholders = [place for place, token in enumerate(prompt) if token == 250]

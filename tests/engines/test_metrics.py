@@ -45,7 +45,7 @@ def test_documents_are_counted_once_they_are_decided(counted: EngineMetrics) -> 
 def test_each_reason_is_said_once_and_few_are(
     counted: EngineMetrics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And few of one kind, so that others are said, too."""
+    """Few reasons of one kind are logged, so that others are, too."""
     for number in range(100):
         counted.count_error("draft", ValueError(f"no\n{number // 2}"))
     said = [record.getMessage() for record in caplog.records]
@@ -96,7 +96,7 @@ def registry() -> Iterator[CollectorRegistry]:
 
 
 def test_metrics_are_exported(registry: CollectorRegistry) -> None:
-    """Those of engines one after the other add up."""
+    """Figures of engines that run one after the other add up."""
     for _ in range(2):
         counted = EngineMetrics(SOURCES, LOG, labels={"engine": "0"})
         for sessions in (1, 7):

@@ -1,6 +1,4 @@
-"""Pages on engines: their tables name all sampling parameters that
-are tried in an engine, and what is refused.
-"""
+"""Tables of the pages on engines name all parameters that are tried or refused there."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Drafts by request id: valid trees whatever happens, the same text
-as without, and outputs that are remembered.
-"""
+"""Drafts by request id are valid trees, texts stay the same, and outputs are remembered."""
 
 from __future__ import annotations
 
@@ -128,7 +126,7 @@ def test_finished_requests_are_remembered_once(tmp_path: Path) -> None:
 
 
 def test_requests_of_a_group_are_remembered_with_it_and_read_it_first(tmp_path: Path) -> None:
-    """In a namespace. What is read counts as a part of the prompt, in which nothing recurs."""
+    """In a namespace, documents of the group count as a part of the prompt."""
     drafter, accepted = drafter_with(remember=str(tmp_path / "memory"), namespace="team"), []
     memory = drafter._sources.target
     assert isinstance(memory, Namespace)
@@ -166,7 +164,7 @@ def test_requests_draft_from_what_enough_groups_wrote(tmp_path: Path) -> None:
 def test_what_cannot_be_read_or_encoded_costs_its_references_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not the others, nor the group, as which the output is remembered."""
+    """Other requests keep their references, and the output is remembered with its group."""
     drafter = drafter_with(remember=str(tmp_path / "memory"))
     memory = drafter._sources.target
     assert isinstance(memory, rest_store.LiveDatastore)
@@ -201,7 +199,7 @@ def test_what_cannot_be_read_or_encoded_costs_its_references_alone(
 
 
 def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) -> None:
-    """What is written after it alone, if the engine did not rest after all.
+    """Later text is remembered alone, if the engine did not rest after all.
 
     Reading prompts is no rest.
     """
@@ -279,7 +277,7 @@ def test_whatever_fails_is_answered_with_no_drafts_and_said_once(
 def test_a_fault_of_one_request_costs_that_one_its_drafts(
     drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """In each step that it is in, and whoever is asked beside it; it is given up the first time."""
+    """The request is given up at its first fault, and those beside it have drafts."""
     alone = Written(drafter, MODEL, "alone", [20, 21])
     write([alone], 8)
     requests = [Written(drafter, MODEL, id, [20, 21]) for id in ("faulty", "other")]
@@ -299,7 +297,7 @@ def test_a_fault_of_one_request_costs_that_one_its_drafts(
 
 
 def test_tokens_that_no_vocabulary_has_are_done_without(drafter: RequestDrafter) -> None:
-    """As embedded prompts have them."""
+    """Embedded prompts have such tokens."""
     drafter.begin(NewRequest("a", [-1, -1], 2))
     write([Written(drafter, MODEL, "b", [5, 6])], 1)
     assert [len(tree) for tree in drafter.draft([StepRequest("a", NOTHING, 8)])] == [0]
@@ -309,7 +307,7 @@ def test_tokens_that_no_vocabulary_has_are_done_without(drafter: RequestDrafter)
 def test_tokens_that_the_model_does_not_have_cost_the_others_nothing(
     drafter: RequestDrafter,
 ) -> None:
-    """As a reference of another vocabulary has them; the request is written on without drafts."""
+    """A reference of another vocabulary has them; the request is written on without drafts."""
     alone = Written(drafter, MODEL, "alone", [20, 21])
     write([alone], 8)
     faulty = Written(drafter, MODEL, "faulty", [5, 6], references=[[5, 6, 7, VOCABULARY + 9] * 3])

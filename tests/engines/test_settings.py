@@ -1,6 +1,4 @@
-"""Settings of a drafter inside an engine: what is wrong is named in
-one line, before anything is opened.
-"""
+"""One line names each mistake in the settings of an engine, before anything is opened."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What an engine's sessions draft from: opened once, refused by
-name, and done without while a service is away.
-"""
+"""An engine's sources are opened once, refused by name, and left out while they are away."""
 
 from __future__ import annotations
 
@@ -156,7 +154,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("drafting", ["local", "remote"])
 def test_a_service_drafts(tmp_path: Path, drafting: str) -> None:
-    """Or a copy of its datastore, which is there while the service is not."""
+    """A copy of its datastore drafts while the service is away."""
     settings = {"drafting": drafting, "cache": str(tmp_path / "cache"), "source_timeout": 60}
     with running(written_datastore(tmp_path / "ds", cyclic(VOCABULARY))) as service:
         made = opened(datastores=[service.target], **settings)

@@ -1,6 +1,4 @@
-"""The plug-in in vLLM's place: what it wraps, what it leaves alone,
-and texts that stay as they are.
-"""
+"""The plug-in in vLLM's place wraps and leaves alone what it should, and texts stay the same."""
 
 from __future__ import annotations
 
@@ -115,7 +113,7 @@ def outputs_are_plain(engine: Engine, asked: list[Request], **options: Any) -> N
 def test_the_model_writes_the_same_in_fewer_steps(
     vllm: Vllm, place: str, tmp_path: Path, lag: bool, seed: int
 ) -> None:
-    """Of requests that are read in chunks, preempted, and end a step before that is known."""
+    """Requests are read in chunks, preempted, and end a step before that is known."""
     chance, memory = random.Random(seed), str(tmp_path / "memory")
     settings = {"datastores": [place], "remember": memory, "lag": lag}
     engine = Engine(
@@ -148,9 +146,7 @@ def test_the_model_writes_the_same_in_fewer_steps(
 def test_what_vllm_verified_counts_and_not_what_it_scheduled(
     vllm: Vllm, place: str, lag: bool, verifies: dict[str, int]
 ) -> None:
-    """The device admits fewer draft tokens than the host has
-    scheduled, or the host schedules fewer than K.
-    """
+    """The device or the host may verify fewer draft tokens than were scheduled."""
     engine = Engine(vllm, {"datastores": [place], "lag": lag}, MODEL, shows_logits=True, **verifies)
     outputs_are_plain(engine, requests(0))
     assert totals(engine, "errors") == {}
@@ -360,9 +356,7 @@ def test_a_head_is_judged_by_what_was_verified(
 
 
 def test_a_suffix_lookup_is_no_head(start: Callable[..., Vllm], place: str) -> None:
-    """As the release after 0.33 has it in its model runner V2: what
-    is drafted here comes first, then its own.
-    """
+    """After 0.33, vLLM's suffix lookup fills the rows that have no draft from here."""
     engine = Engine(
         start(functools.partial(ScriptedHead, MODEL, 0.9, most=4), method="suffix"),
         {"datastores": [place]},
@@ -419,7 +413,10 @@ def test_all_workers_verify_what_one_of_them_drafts(vllm: Vllm, place: str, tmp_
 
 
 def test_a_prediction_is_drafted_from(vllm: Vllm, tmp_path: Path) -> None:
-    """As token ids; nothing else knows the text. It is remembered with its group and epoch."""
+    """The prediction is given as token ids, and remembered with its group and epoch.
+
+    Nothing else knows the text.
+    """
 
     def model(text: list[int]) -> int:
         return hash(tuple(text[-3:])) % 290
@@ -521,7 +518,7 @@ def test_a_pipeline_is_refused_by_name(vllm: Vllm) -> None:
 
 
 def test_requests_without_drafts_are_scheduled_without(vllm: Vllm, place: str) -> None:
-    """In the scheduler's process, which has the configuration, but no drafter."""
+    """The scheduler's process has the configuration, but no drafter."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     for settings, expected in ((None, [4, 4, 4, 4]), ({"datastores": [place]}, [4, 0, 4, 4])):
@@ -547,7 +544,7 @@ def test_a_scheduler_that_differs_is_left_alone_by_name(
 
 
 def test_images_and_adapters_of_a_request_are_read(vllm: Vllm) -> None:
-    """Of vLLM's own records: where an image stands, and the name of an adapter."""
+    """vLLM's own records tell the place of an image, and the name of an adapter."""
     images = [MultiModalFeatureSpec(PlaceholderRange(*place)) for place in ((1, 3), (6, 2))]
     new = NewRequestData("a", list(range(10)), 10, SamplingParams(9))
     assert plugin._request(new, pytest.fail).placeholders.tolist() == []

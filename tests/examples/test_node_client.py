@@ -129,9 +129,7 @@ def first_tree(directory: Path, text: list[int]) -> TokenTree:
 
 
 class Text(NamedTuple):
-    """A prompt, and of each step in which a session in process writes
-    after it, the draft and the accepted tokens.
-    """
+    """A prompt, and the draft and the accepted tokens of each step of a session in process."""
 
     prompt: list[int]
     trees: list[TokenTree]

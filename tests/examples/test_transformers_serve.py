@@ -1,6 +1,4 @@
-"""The generate.py of examples/transformers-serve/, loaded from a
-model's directory by transformers and its server.
-"""
+"""transformers and its server load examples/transformers-serve/ from a model's directory."""
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ def test_a_trusted_model_generates_with_drafts(
 def test_it_serves_openai_clients(directory: Path) -> None:
     """The texts of the real server are those of the same server without the example.
 
-    Streams and stop strings too.
+    Streams and stop strings are, too.
     """
     for package in ("fastapi", "uvicorn", "openai"):
         pytest.importorskip(package)

@@ -1,3 +1,1 @@
-"""Fuzzers: random cases against what is promised, for as long as
-one likes (`python -m tests.fuzz --help`).
-"""
+"""Fuzzers try random cases against the guarantees (`python -m tests.fuzz --help`)."""

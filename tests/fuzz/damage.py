@@ -97,9 +97,7 @@ def damage(rng: random.Random, data: bytearray) -> None:
 
 
 def damage_bytes(chance: random.Random, path: Path, spare: Path) -> None:
-    """Change some bytes, in place as somebody with write access
-    would: a mapping of the file sees it.
-    """
+    """Change some bytes in place, so that a mapping of the file sees the change."""
     data = bytearray(path.read_bytes())
     damage(chance, data)
     with path.open("r+b") as stream:
@@ -226,9 +224,7 @@ def contents(directory: Path) -> Contents:
 
 
 def heavy(rng: random.Random, alphabet: list[int], size: int) -> list[list[int]]:
-    """Documents with many repeats: matches with many more
-    occurrences than are sampled for up to 4 nodes.
-    """
+    """Documents with many repeats: matches have more occurrences than are sampled."""
     ids = [alphabet[min(int(rng.expovariate(0.7)), len(alphabet) - 1)] for _ in range(size)]
     cuts = sorted(rng.sample(range(1, size), max(1, size // 60)))
     return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
@@ -348,9 +344,7 @@ class Fuzzer(campaign.Fuzzer):
 
 
 def read_copies(store: Datastore) -> None:
-    """Let the kernel read exact copies of the arrays, so that a
-    sanitizer sees each read beyond their ends.
-    """
+    """Let the kernel read exact copies of arrays, so that a sanitizer sees reads beyond them."""
     views = [
         dataclasses.replace(
             view, symbols=view.symbols.copy(), keys=view.keys.copy(), entries=view.entries.copy()

@@ -1,5 +1,4 @@
-"""Generations with drafts against plain `generate` of transformers,
-over tiny models of many architectures.
+"""Generations with drafts equal plain `generate` of transformers, over many tiny models.
 
 What must hold (docs/how-to/generation.md): the same tokens, greedy or sampled from the same seed,
 after as many random draws. A sampled batch draws its own numbers, the same whatever is drafted: it

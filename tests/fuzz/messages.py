@@ -181,9 +181,7 @@ class Victim:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def require_sound(self) -> None:
-        """Raise AssertionError unless the service answers as it did,
-        in the memory that it had, without a defect.
-        """
+        """Raise AssertionError unless the service answers as before, in the same memory."""
         assert self.service.process.poll() is None, "the service ended: " + "".join(
             self.service.log[-30:]
         )

@@ -1,6 +1,4 @@
-"""What generations are asked: a model, a prompt, the
-options of plain generation and those of ours.
-"""
+"""Plans of generations: a model, a prompt, the options of plain generation, and ours."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_campaign_goes_on_after_failures_and_says_how_to_run_them_again(
     ],
 )
 def test_some_cases(name: str, seed: int, numbers: Sequence[int], tmp_path: Path) -> None:
-    """A few that cost little, in this process."""
+    """A few cases that cost little run in this process."""
     if name == "agent_memories":
         pytest.importorskip("watchfiles", reason="watchfiles of [agents] is not installed")
     with ExitStack() as stack:

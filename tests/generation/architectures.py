@@ -1,5 +1,4 @@
-"""What becomes of every family of causal language models that the
-installed transformers has, each made tiny.
+"""The outcome of each family of causal language models of transformers, each made tiny.
 
     python -m tests.generation.architectures [FAMILY ...] [--out FILE]
 
@@ -88,9 +87,7 @@ def committed() -> dict[str, Outcome] | None:
 
 
 def outcome_of(family: str) -> Outcome:
-    """Try a family: its plain text, of one row and of several, and
-    the same with right, wrong and mixed drafts.
-    """
+    """Try a family: plain text of one row and of several, and right, wrong and mixed drafts."""
     try:
         return _outcome_of(family)
     except Exception as error:
@@ -199,9 +196,7 @@ def _drafted(
 
 
 def _pads_otherwise(model: Any, together: torch.Tensor) -> bool:
-    """Whether plain generation writes something else of rows that
-    are padded than of each row alone.
-    """
+    """Whether plain generation of padded rows differs from that of each row alone."""
     inputs = prompts(ROWS)
     for ids, mask, text in zip(
         inputs["input_ids"], inputs["attention_mask"], together, strict=True

@@ -1,6 +1,4 @@
-"""The form of an output as `Generator` takes it: it masks, drafts
-and remembers, with no processor of the caller's.
-"""
+"""`Generator` masks, drafts and remembers under a grammar, without a caller's processor."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A model of random weights, whose vocabulary is wider than the
-    tokenizer's, and which names no end token.
-    """
+    """A model of random weights, with a vocabulary wider than the tokenizer's and no end token."""
     torch.manual_seed(0)
     sizes = {
         "hidden_size": 32,
@@ -170,7 +166,7 @@ def test_each_row_of_a_batch_has_its_own_grammar(
 def test_a_plain_batch_may_have_one_mask_for_all_rows(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """As the comparison of a batch generates plainly: rows that have ended are padded."""
+    """The comparison of a batch generates plainly, and pads rows that have ended."""
     grammars = [
         rest_store.Grammar.from_json_schema(schema, tokenizer) for schema in (PERSON, COLORS)
     ]
@@ -344,7 +340,7 @@ def test_two_grammars_are_refused(
 def test_other_processors_come_after_the_mask(
     generator: Generator, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """Then the mask is asked for each token, too."""
+    """The mask is then computed for each token, too."""
     grammar = rest_store.Grammar.from_json_schema(PERSON, tokenizer)
     inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
     options = {"max_new_tokens": 100, "repetition_penalty": 1.3, "return_dict_in_generate": True}

@@ -1,6 +1,4 @@
-"""Which models with recurrent state read several tokens as they
-read them one by one: known, or tried.
-"""
+"""A model with recurrent state is known, or tried, to read tokens together as one by one."""
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ def test_rounding_of_half_precision_is_no_other_continuation(
 def test_positions_that_are_slots_of_the_cache_are_noticed() -> None:
     """In a batch rows are ahead of others, so that a slot is no position.
 
-    One row alone would not show it.
+    One row alone would not show the fault.
     """
     model = model_of("inkling_text")
     assert difference(model) > 0.1

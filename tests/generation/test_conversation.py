@@ -51,7 +51,7 @@ def test_a_prompt_has_a_token() -> None:
 
 
 def test_a_prompt_is_unicode() -> None:
-    """Words of a command line that are not UTF-8 come as halves of surrogate pairs."""
+    """Words of a command line that are not UTF-8 arrive as halves of surrogate pairs."""
     tokenizer = text_tokenizer()
     refused(
         ArgumentError,

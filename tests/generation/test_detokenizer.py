@@ -26,9 +26,7 @@ def of_bytes() -> Any:
 
 
 def with_byte_fallback() -> Any:
-    """A tokenizer as Llama 2's: bytes stand for characters that it
-    lacks, and a space is put before texts.
-    """
+    """A tokenizer like Llama 2's: bytes for missing characters, and a space before texts."""
     tokens = [
         "<unk>",
         "</s>",
@@ -119,9 +117,7 @@ class Counting:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_token_costs_the_same_at_the_end_of_a_long_run_of_its_kind(name: str) -> None:
-    """Special tokens, ids without a token, half characters, and
-    characters that end within the next token.
-    """
+    """Special tokens, ids without a token and parts of characters form long runs."""
     tokenizer = TOKENIZERS[name]()
     half, *rest = tokenizer.encode("字")[-3:]
     runs = [

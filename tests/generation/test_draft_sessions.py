@@ -127,7 +127,7 @@ def test_a_tree_that_cannot_be_verified_costs_its_step_alone(every: int, rows: i
 
 
 def test_the_wait_for_services_is_that_of_the_latest_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not that of rows that have ended, too."""
+    """Rows that have ended do not count."""
     model, inputs = tiny_model("llama"), prompts(3)
     plain = model.generate(**inputs, **FIXED)
     ends = int(plain[0, inputs["input_ids"].shape[1] + 2])  # of the first row, after three tokens
@@ -233,7 +233,7 @@ def test_rows_of_a_batch_share_the_width_that_they_pay_for_together(
 
 
 def test_likely_tokens_are_learnt_from_passes_without_drafts() -> None:
-    """Else recycled logits alone would never have anything to draft."""
+    """Otherwise recycled logits alone would never have anything to draft."""
     recycled = RecycledLogits()
     statistics = (
         Generator(tiny_model("llama"), None, [recycled], adaptive=False)

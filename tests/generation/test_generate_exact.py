@@ -1,6 +1,4 @@
-"""Drafts change nothing: token for token what `generate` of
-transformers writes, whatever the drafter says.
-"""
+"""Generation writes the tokens of transformers' `generate`, whatever the drafter says."""
 
 from __future__ import annotations
 
@@ -73,7 +71,7 @@ def test_prompts_that_are_masked_within(architecture: str) -> None:
 
 
 def test_text_of_a_model_for_images() -> None:
-    """Without an image, its layers of cross attention hold nothing."""
+    """The layers of cross attention hold nothing without an image."""
     text = {**ARCHITECTURES["llama"][1], "cross_attention_layers": [1]}
     vision = {
         "hidden_size": 32,
@@ -97,7 +95,7 @@ def test_text_of_a_model_for_images() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_without_copies(dtype: torch.dtype) -> None:
-    """It gives bit by bit what sdpa gives with copies of shared keys and values."""
+    """The result is bit by bit that of sdpa with copies of shared keys and values."""
     layer = tiny_model("llama", dtype=dtype).model.layers[0].self_attn
     torch.manual_seed(0)
     query = torch.randn(3, 4, 9, 8, dtype=dtype)
@@ -115,9 +113,7 @@ def test_attention_without_copies(dtype: torch.dtype) -> None:
 
 
 def test_a_model_has_its_own_attention_before_and_after() -> None:
-    """Also where generations of one model overlap, and
-    where the own one takes no masks of trees.
-    """
+    """This holds where generations overlap, and where its attention takes no masks of trees."""
     model = tiny_model("llama")
     first = TreeAttention(model, model.device)
     second = TreeAttention(model, model.device)
@@ -139,7 +135,7 @@ def test_a_model_has_its_own_attention_before_and_after() -> None:
 def test_reduced_precision(dtype: torch.dtype, attention: str) -> None:
     """Logits are those of decoding token by token up to rounding.
 
-    Texts part only where it decides between two.
+    Texts part only where rounding decides between two tokens.
     """
     model = tiny_model("llama", attention=attention, dtype=dtype)
     inputs = prompts(4)
@@ -254,7 +250,7 @@ def test_a_cache_that_knows_no_windows_keeps_all_tokens(monkeypatch: pytest.Monk
 def test_transformers_says_of_nothing_that_it_is_deprecated(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Some of that is logged once in a process, and not warned of."""
+    """transformers logs some deprecations once in a process, without a warning."""
     model = tiny_model("llama")
     inputs = prompts(2)
     plain = model.generate(**inputs, **FIXED)

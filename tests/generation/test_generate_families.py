@@ -1,6 +1,4 @@
-"""Every causal language model that the installed transformers has,
-tiny: the same text, or refused by name.
-"""
+"""Every tiny causal language model of transformers writes the same text, or is refused by name."""
 
 from __future__ import annotations
 

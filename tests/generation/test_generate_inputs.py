@@ -79,7 +79,7 @@ def test_a_prompt_is_read_in_chunks_where_that_is_asked_for(architecture: str, r
 
 @pytest.mark.parametrize("given", ["new tokens", "all tokens"])
 def test_a_filled_cache_is_continued_in_chunks(given: str) -> None:
-    """As without chunks: not every release of transformers continues a cache in chunks rightly."""
+    """The text is that without chunks, which not every release of transformers gives."""
     model = tiny_model("llama")
     new = prompts(2, 7, seed=5, padded=False)["input_ids"]
     texts = []

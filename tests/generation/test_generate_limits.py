@@ -1,6 +1,4 @@
-"""The last positions of a model and the last slots of a cache:
-drafts and padding go no further than plain decoding.
-"""
+"""Drafts and padding stop at the last position and the last slot, as plain decoding does."""
 
 from __future__ import annotations
 
@@ -66,17 +64,13 @@ def test_a_row_at_the_last_position_waits_for_the_others(name: str) -> None:
 
 @pytest.mark.parametrize("name", SOME)
 def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str) -> None:
-    """Where more is asked for than there are positions, drafts
-    reach beyond the end that the text has.
-    """
+    """Drafts may reach beyond the text's end where more tokens than positions are asked for."""
     model = model_with_positions(name)
     inputs = prompts(2, padded=False)
 
     def end(script: Any, length: int, **options: Any) -> Any:
         class Ends(transformers.StoppingCriteria):
-            """Ends the first row at `length` tokens, the other
-            one three earlier, as end tokens do.
-            """
+            """Ends the first row at `length` tokens, and the other one three tokens earlier."""
 
             eos_token_id = torch.tensor([0])
 

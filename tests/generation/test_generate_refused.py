@@ -254,7 +254,7 @@ def test_caches_of_a_models_own_are_refused() -> None:
 
 
 def test_weights_that_are_split_over_processes_are_refused() -> None:
-    """By the marks that transformers, DeepSpeed and, here for real, torch leave on them."""
+    """transformers, DeepSpeed and torch (here for real) leave marks on such weights."""
     tensor_parallel, zero, sharded = (tiny_model("llama") for _ in range(3))
     tensor_parallel._tp_size = 2
     refused_early(NotSupportedError, tensor_parallel, "the model is split by tensor parallelism")

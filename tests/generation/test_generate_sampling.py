@@ -150,8 +150,7 @@ def surprise(observed: Counter[Any], expected: dict[Any, float], draws: int) -> 
 
 @pytest.mark.parametrize("name", WARPERS)
 def test_the_distribution_is_the_models(name: str) -> None:
-    """Many continuations of two tokens and one more, the second and
-    third among accepted and rejected drafts.
+    """Many samples of three tokens agree, the last two among accepted and rejected drafts.
 
     REST_STORE_DRAWS=20000 draws as many; the default is for every day.
     """

@@ -1,6 +1,4 @@
-"""Generation with the datastore behind a service: the same text,
-also when the service goes away half-way.
-"""
+"""Generation with a datastore behind a service writes the same text, also if it goes away."""
 
 from __future__ import annotations
 

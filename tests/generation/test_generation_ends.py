@@ -1,6 +1,4 @@
-"""Generations that are closed, fail or are dropped: they
-end at once, and the caller has the cache.
-"""
+"""Generations that are closed, fail or are dropped end at once, and return the cache."""
 
 from __future__ import annotations
 

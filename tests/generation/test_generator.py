@@ -382,7 +382,7 @@ def test_an_interrupt_while_a_stream_is_read_ends_it_after_the_pass() -> None:
 
 
 def test_a_stream_may_be_read_by_one_thread_after_the_other() -> None:
-    """As web servers read generators: each item in some thread of a pool."""
+    """Web servers read generators in this way: each item in some thread of a pool."""
     model, inputs = tiny_model("llama"), prompts(1)
     plain = model.generate(**inputs, **FIXED)
     stream = rest_store.Generator(model, None, [rest_store.PromptLookup()]).stream(inputs, **FIXED)

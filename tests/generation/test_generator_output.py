@@ -1,6 +1,4 @@
-"""What a `Generator` returns: text, tokens, what each source gave,
-and the comparison with plain generation.
-"""
+"""A `Generator` returns text, tokens, the share of each source, and a comparison."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What holds around `model.generate`, for one call, holds for every
-pass of a `Generator`, and no longer.
+"""A wrapper of `model.generate` holds for every pass of a `Generator`, and no longer.
 
 A wrapper of a model may change it for the time of a call: hooks, adapters, another method, a
 context of torch. Whoever runs passes after that call has returned writes the text of another model.

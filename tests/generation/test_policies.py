@@ -75,9 +75,7 @@ def test_measuring_costs_little_and_nothing_where_it_is_known(
 
 
 def test_what_other_processes_do_to_the_time_of_steps_changes_no_draft() -> None:
-    """Forward passes over trees wait for others, most of the time,
-    and take no more of the processor's time.
-    """
+    """Passes over trees mostly wait for other processes, and take no more processor time."""
     model, chance = tiny_model("llama"), random.Random(5)
     plain = written(model, 120)
 

@@ -77,9 +77,7 @@ def test_the_defaults_of_torch_do_not_matter(
 
 
 class OneNumber(torch.Tensor):
-    """A weight whose numbers are all the same, so that one is kept:
-    the kind of class that quantized weights have.
-    """
+    """A weight of equal numbers that stores one of them, as quantized classes of weights do."""
 
     number: torch.Tensor
 
@@ -140,7 +138,7 @@ def test_weights_that_torchao_quantizes_are_left_as_they_are() -> None:
 def test_weights_of_gguf_files_are_dequantized_also_where_they_could_stay_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the package `kernels` is installed, and has a kernel for the device."""
+    """The package `kernels` may be installed, and have a kernel for the device."""
     kernel = SimpleNamespace(supports=lambda kind: True)
     monkeypatch.setattr("transformers.quantizers.quantizer_gguf.get_gguf_kernel", lambda: kernel)
     path = write_gguf(tmp_path / "model.gguf", "lfm2")

@@ -1,6 +1,4 @@
-"""Logits processors of batches: each row is judged as plain
-generation judges it, also by other packages'.
-"""
+"""Logits processors judge each row of a batch as plain generation does."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ NEW = 12
 def test_several_rows_of_a_prompt_are_judged_as_plain_decoding_judges_them(
     options: dict[str, Any],
 ) -> None:
-    """The model is sure of each token, so it does not matter that
-    rows of a batch draw from generators of their own.
-    """
+    """The model is sure of each token, so random generators of rows do not matter."""
     model = tiny_model("llama")
     model.lm_head.weight.data *= 1e5
     inputs = prompts(2, 40)
@@ -179,7 +175,7 @@ def test_grammars_for_another_number_of_rows_are_refused(model: Any) -> None:
 
 
 def test_a_processor_that_was_used_before_goes_on_in_copies() -> None:
-    """As one of outlines does, which is set up once for each generation."""
+    """One of outlines is such a processor, which is set up once for each generation."""
     used = xgrammar_processor(PATTERNS[:1])
     scores = torch.zeros(2, len(text_tokenizer()))
     ids = torch.tensor([[5], [5]])

@@ -97,7 +97,7 @@ def test_greedy_search(model: Any, rows: int) -> None:
 
 
 def test_two_generations_of_one_model_in_turns_write_the_text_of_each_alone(model: Any) -> None:
-    """No state of one gets into the other, whose passes come between its own."""
+    """No state of one gets into the other, although their passes alternate."""
     rows = prompts(2)
     inputs = [{name: values[row : row + 1] for name, values in rows.items()} for row in (0, 1)]
     plain = [model.generate(**one, **FIXED) for one in inputs]
@@ -117,9 +117,7 @@ def test_two_generations_of_one_model_in_turns_write_the_text_of_each_alone(mode
 
 @pytest.mark.parametrize("max_nodes", [1, 3, 16])
 def test_what_was_partly_right_is_committed_in_time(model: Any, max_nodes: int) -> None:
-    """A pass is never wider than twice the draft: without a limit
-    it would grow to the end of the text.
-    """
+    """A pass has at most twice the width of the draft; without a limit it would grow."""
     inputs = prompts(1)
     plain = model.generate(**inputs, **FIXED)
     widths = []

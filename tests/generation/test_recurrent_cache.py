@@ -15,9 +15,7 @@ CHANNELS, KERNEL = 2, 3
 
 
 def filled(rows: int, *, recurrent: bool = True) -> DynamicCache:
-    """A cache of a layer of states and one of keys, which hold four
-    tokens of each row: 10 * row + token.
-    """
+    """A cache of one layer of states and one of keys with four tokens a row: 10 * row + token."""
     from transformers import Lfm2Config
 
     config = Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"])
@@ -123,7 +121,7 @@ def test_states_that_were_set_aside_are_put_back() -> None:
 
 
 def test_a_state_that_is_part_of_something_larger_is_copied() -> None:
-    """A scan returns the last of several states: the others would be held as long as it."""
+    """A scan returns the last of several states, which would hold the others in memory."""
     cache, _ = ours(1)
     scan = torch.full((4, 1, 5), 7.0)
     cache.update_recurrent_state(scan[-1], 0)

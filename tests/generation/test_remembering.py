@@ -1,6 +1,4 @@
-"""Outputs are remembered beside generation: the text stays the
-same, later drafts get better, nothing else fails.
-"""
+"""Remembering outputs changes no text, improves later drafts, and lets nothing else fail."""
 
 from __future__ import annotations
 
@@ -131,7 +129,7 @@ def test_a_document_is_the_end_of_the_prompt_and_the_output_without_padding(mode
 def test_what_was_written_of_a_group_is_read_first(
     model: Any, live: rest_store.LiveDatastore
 ) -> None:
-    """Not as a source of drafts, of which there is none but prompt lookup here.
+    """The group is read, although prompt lookup is the only source of drafts.
 
     Another group is not read.
     """

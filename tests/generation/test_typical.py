@@ -44,7 +44,7 @@ def test_the_longest_path_is_that_of_medusas_code(
 ) -> None:
     """`evaluate_posterior` of Medusa (`fast`) judges all paths from root to leaf.
 
-    It is written out here for a tree.
+    The test has its code for a tree.
     """
     random = np.random.default_rng(seed)
     paths = [random.integers(0, 4, random.integers(1, 6)).tolist() for _ in range(6)]

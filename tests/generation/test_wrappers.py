@@ -1,6 +1,4 @@
-"""Whatever wraps or replaces a part of a model, perhaps for one
-call: the same text as plain, or refused by name.
-"""
+"""A model with a wrapped or replaced part writes plain text's tokens, or is refused by name."""
 
 from __future__ import annotations
 

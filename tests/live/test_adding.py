@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from rest_store.errors import StorageError
-from rest_store.live import segment, writer
+from rest_store.live import compactor, segment, segment_builder
+from rest_store.live.compactor import Compactor
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.writer import Writer
 from tests.shared.live import new_live, no_background, small_segments, until
 
 
@@ -150,7 +150,7 @@ def failing(
 def test_an_interrupt_loses_nothing_and_adds_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool, size: int
 ) -> None:
-    """Before the commit and between it and what is shown to queries."""
+    """The interrupt comes before the commit, or between the commit and its publication."""
     commit = Documents.commit
     interrupt = failing(1, KeyboardInterrupt())
 
@@ -211,14 +211,14 @@ def test_a_merge_that_failed_is_tried_again(
 ) -> None:
     small_segments(monkeypatch)
     is_full = [True]
-    merge = Writer.merge
+    merge = Compactor.merge
 
-    def merging(self: Writer, *arguments: object) -> bool:
+    def merging(self: Compactor, *arguments: object) -> bool:
         if is_full[0]:
             raise StorageError("full")
         return merge(self, *arguments)
 
-    monkeypatch.setattr(Writer, "merge", merging)
+    monkeypatch.setattr(Compactor, "merge", merging)
     with new_live(tmp_path / "live") as live:
         for _ in range(2):
             live.add([[1, 2] * 50])
@@ -237,7 +237,7 @@ def test_what_is_evicted_while_it_is_merged_stays_away(
     with new_live(tmp_path / "live", max_tokens=800) as live:
         for _ in range(2):
             live.add([[1, 2] * 20])
-        write = writer.write_segment
+        write = segment_builder.write_segment
 
         def evicting(*arguments: Any) -> Any:
             monkeypatch.undo()
@@ -245,7 +245,7 @@ def test_what_is_evicted_while_it_is_merged_stays_away(
             live.add([[3, 4] * 45] * 9)
             return write(*arguments)
 
-        monkeypatch.setattr(writer, "write_segment", evicting)
+        monkeypatch.setattr(segment_builder, "write_segment", evicting)
         live.compact()
         assert live.count([1]) == 0
         assert len(list(live.path.glob("segment-*.tokens"))) == live.info().shard_count
@@ -258,7 +258,7 @@ def test_additions_are_held_back_while_there_is_much_to_merge(
     no_background(monkeypatch)
     delays: list[float] = []
     with new_live(tmp_path / "live") as live:
-        monkeypatch.setattr(writer.time, "sleep", delays.append)
+        monkeypatch.setattr(compactor.time, "sleep", delays.append)
         for number in range(12):
             live.add([[number] * 20])
         assert set(delays) == {0.02}

@@ -56,7 +56,7 @@ def test_a_number_is_never_used_again(live: LiveDatastore) -> None:
     live.close()
     with LiveDatastore.open(live.path) as again:
         again.add([[1, 4]])
-        assert [some.number for some in again.changes(0, "").added] == [4]
+        assert [document.number for document in again.changes(0, "").added] == [4]
 
 
 def test_changes_go_on_after_a_restart_but_not_from_those_that_a_backup_lacks(
@@ -84,7 +84,7 @@ def test_changes_come_in_pieces(live: LiveDatastore) -> None:
         if changes.last < changes.first:
             break
         assert len(changes.added) + len(changes.removed) <= 2000 // 64
-        numbers += [some.number for some in (*changes.added, *changes.removed)]
+        numbers += [change.number for change in (*changes.added, *changes.removed)]
         datastore_id, after = changes.datastore_id, changes.last
     assert numbers == [*range(2, 30, 2), *range(30, 41), *range(41, 56)]
     assert len(live.changes(0, "", max_bytes=1).added) == 1, "at least one"
@@ -98,10 +98,14 @@ def test_what_is_evicted_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 [[1000 + token, 1, 2]]
             )
         changes = live.changes(0, "")
-        gone = {number for some in changes.removed for number in range(some.first, some.last + 1)}
-        assert not any(some.deleted for some in changes.removed)
-        assert gone.isdisjoint(some.number for some in changes.added)
-        assert gone | {some.number for some in (*changes.added, *changes.removed)} == set(
+        gone = {
+            number
+            for removal in changes.removed
+            for number in range(removal.first, removal.last + 1)
+        }
+        assert not any(removal.deleted for removal in changes.removed)
+        assert gone.isdisjoint(document.number for document in changes.added)
+        assert gone | {change.number for change in (*changes.added, *changes.removed)} == set(
             range(1, changes.head + 1)
         )
         assert len(changes.added) == live.info().document_count

@@ -155,7 +155,7 @@ def test_a_segment_that_is_damaged_while_it_is_open_is_merged_from_the_documents
 def test_a_segment_that_is_damaged_while_it_is_open_is_not_exported(
     place: Path, documents: list[Document], tmp_path: Path, kind: str, harm: Callable[[Path], None]
 ) -> None:
-    """It would have new checksums, which fit what is wrong."""
+    """The export would have new checksums, which fit the wrong bytes."""
     with LiveDatastore.open(place, read_only=True) as live:
         damaged = files(place, kind)[0]
         harm(damaged)
@@ -171,7 +171,7 @@ def test_a_segment_that_is_damaged_while_it_is_open_is_not_exported(
 
 
 def test_text_is_not_encoded_by_another_tokenizer(tmp_path: Path) -> None:
-    """Which has taken the place of the datastore's, for instance by a copy of a directory."""
+    """The other tokenizer has taken the place of the datastore's, as a copy of a directory may."""
     LiveDatastore.open(tmp_path / "live", tokenizer=word_level(100)).close()
     word_level(90).save(str(tmp_path / "live" / "tokenizer.json"))
     with LiveDatastore.open(tmp_path / "live") as live:

@@ -109,7 +109,7 @@ def test_it_cannot_be_written_nor_read_without_a_writer(read_only: Path) -> None
 
 
 def test_it_is_read_while_a_process_writes_it(disk: Path, tmp_path: Path) -> None:
-    """As in a container that sees the directory of another one."""
+    """A container may see the directory of another one in this way."""
     view = tmp_path / "view"
     view.mkdir()
     with LiveDatastore.open(disk / "live", tokenizer=identity(300)) as live:

@@ -47,7 +47,7 @@ def there(live: LiveDatastore) -> list[int]:
 
 
 def test_documents_are_evicted_by_age(tmp_path: Path, clock: Time) -> None:
-    """No more than an eighth of it earlier, also those that became too old while it was closed."""
+    """They leave at most an eighth of the age early, also if they were closed meanwhile."""
     with new_live(tmp_path / "live", max_age=80.0) as live:
         add_one_a_second(live, clock, range(80))
         assert len(there(live)) >= 70
@@ -108,7 +108,7 @@ def test_a_limit_that_is_set_while_the_clock_is_wrong_evicts_nothing(
 def test_a_clock_that_was_ahead_evicts_no_other_document_early(
     tmp_path: Path, clock: Time, reopened: bool
 ) -> None:
-    """Once it is right again, whether the datastore was open meanwhile or not."""
+    """This holds once the clock is right again, whether the datastore was open or closed."""
     with new_live(tmp_path / "live", max_age=80.0) as live:
         add_one_a_second(live, clock, range(20))
     clock.set_ahead = 30.0
@@ -133,7 +133,7 @@ def test_a_clock_that_was_ahead_evicts_no_other_document_early(
 def test_the_oldest_are_evicted_and_no_more_than_an_eighth_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
-    """Also by one call that adds more than is kept."""
+    """This holds for one call that adds more than is kept, too."""
     small_segments(monkeypatch)
     with new_live(tmp_path / "live", 65_535, max_tokens=240) as live:
         for first in range(0, 200, together):
@@ -166,7 +166,7 @@ def test_smaller_limits_evict_no_more_than_they_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_epochs_before_those_that_are_kept_are_evicted(tmp_path: Path, compacted: bool) -> None:
-    """Also of segments that hold documents of others, which stay."""
+    """Documents of later epochs in the same segments stay."""
     with new_live(tmp_path / "live", max_epochs=2) as live:
         for epoch in (5, 6, 5, 7, 6, 8):
             live.add([[epoch, token] for token in range(100, 110)], epoch=epoch)
@@ -185,7 +185,7 @@ def test_epochs_before_those_that_are_kept_are_evicted(tmp_path: Path, compacted
 
 
 def test_limits_of_a_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are stored and hold at once. A namespace without a limit has the datastore's."""
+    """Limits are stored and hold at once. A namespace without a limit has the datastore's."""
     small_segments(monkeypatch)
     with new_live(tmp_path / "live", 65_535, max_tokens=300) as live:
         small = live.namespace("small")

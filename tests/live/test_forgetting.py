@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rest_store.errors import StorageError
-from rest_store.live import database, writer
+from rest_store.live import database, segment_builder
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.segment import Segment
@@ -22,7 +22,7 @@ from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live, no_bac
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("size", [1, 300])
 def test_no_file_holds_what_was_deleted(tmp_path: Path, compacted: bool, size: int) -> None:
-    """Not the log either, nor free pages, whether it takes a part of a page or several."""
+    """Neither the log nor free pages hold a document of a part of a page or of several."""
     with (
         new_live(tmp_path / "live") as live,
         LiveDatastore.open(tmp_path / "live", read_only=True) as reader,
@@ -107,7 +107,7 @@ def test_no_file_of_a_change_that_failed_holds_what_was_deleted(
 ) -> None:
     """The disk is full after the first of two segments, or before the new segments are stored."""
     no_background(monkeypatch)
-    write = writer.write_segment
+    write = segment_builder.write_segment
 
     def full(segment: Segment, *arguments: Any) -> Segment:
         if segment.namespace:
@@ -118,7 +118,7 @@ def test_no_file_of_a_change_that_failed_holds_what_was_deleted(
         live.add([SECRET], ["a"])
         live.namespace("other").add([[1, 2]])
         with monkeypatch.context() as patch:
-            patch.setattr(writer, "write_segment", full)
+            patch.setattr(segment_builder, "write_segment", full)
             with pytest.raises(StorageError, match="full"):
                 live.compact()
         assert [*live.path.glob("segment-*")] == []
@@ -141,7 +141,7 @@ def full_disk(*arguments: object, **options: object) -> None:
 def test_what_a_kill_leaves_of_a_deletion_is_removed_when_it_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evicted: bool
 ) -> None:
-    """A kill between the commit of a deletion and the end of it, while another process reads."""
+    """The kill comes between the commit and the end of a deletion, while another process reads."""
     killed = tmp_path / "killed"
 
     def kill(opened: Documents) -> None:

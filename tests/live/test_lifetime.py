@@ -55,7 +55,7 @@ def test_a_closed_datastore_keeps_no_files_mapped(tmp_path: Path, read_only: boo
 def test_closing_while_threads_add_and_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call is completed, or says that the datastore is closed.
 
-    What was acknowledged is there.
+    Acknowledged documents are there.
     """
     small_segments(monkeypatch)
     live = new_live(tmp_path / "live")

@@ -30,6 +30,7 @@ from rest_store.live import check as live_check
 from rest_store.live.check import check_live
 from rest_store.live.export import export
 from tests.shared.builds import build_quick, write_jsonl, write_tokenizer
+from tests.shared.live import until
 from tests.shared.strategies import edit_file, identity, refused
 
 TEXTS = [f"def add{number}(first, second):\n    return first + second\n" for number in range(6)]
@@ -134,13 +135,24 @@ def test_ids_are_those_that_delete_takes(
     assert json.loads(done("live", "delete", live, "c", "--json"))["absent"] == 1
 
 
-def test_limits_are_kept_from_then_on(live: Path, tmp_path: Path) -> None:
+def test_retention_is_stored_with_the_datastore(live: Path, tmp_path: Path) -> None:
     corpus = write_jsonl(tmp_path / "more.jsonl", ["one more text"])
     done("live", "add", live, corpus, "--max-tokens", 2000, "--max-age", 30 * 86_400)
+    done("live", "add", live, corpus, "--max-epochs", 3)
     done("live", "add", live, corpus)
     facts = facts_of(live)
-    assert (facts["max_tokens"], facts["max_age"]) == (2000, 30 * 86_400)
-    assert "retention: 2,000 tokens, 720 hours\n" in done("info", live)
+    assert (facts["max_tokens"], facts["max_age"], facts["max_epochs"]) == (2000, 30 * 86_400, 3)
+    assert "retention: 2,000 tokens, 720 hours, 3 epochs\n" in done("info", live)
+
+
+def test_max_epochs_evicts_documents_of_older_epochs(live: Path, tmp_path: Path) -> None:
+    with rest_store.LiveDatastore.open(live) as store:
+        store.add([[1, 2, 3]], epoch=1)
+    corpus = write_jsonl(tmp_path / "more.jsonl", ["one more text"])
+    done("live", "add", live, corpus, "--max-epochs", 1)
+    with rest_store.LiveDatastore.open(live) as store:
+        until(lambda: store.info().document_count == 1)
+        assert store.count([1, 2, 3]) == 1
 
 
 def test_documents_of_a_group_are_shared_after_others_have_the_same(

@@ -95,7 +95,7 @@ def test_documents_of_a_group_are_found_without_reading_others(live: LiveDatasto
 
 
 def test_documents_are_read_while_others_come_and_go(live: LiveDatastore) -> None:
-    """No state of the file is held meanwhile: a deletion could not empty the log."""
+    """Reading holds no state of the file, since a deletion could not empty the log then."""
     ids = live.add([[1, number] for number in range(2, 300)])
     read = 0
     for document in live.documents():

@@ -1,6 +1,4 @@
-"""Replicas: what a service has is here, document by document,
-whatever happens to either, and whatever it says.
-"""
+"""A replica has each document of its service, whatever happens to either."""
 
 from __future__ import annotations
 
@@ -244,7 +242,7 @@ def test_one_that_is_dropped_lets_others_take_over(
 def test_what_is_from_another_datastore_is_replaced(
     live: LiveDatastore, service: Service, cache: Path, tmp_path: Path, copied: str
 ) -> None:
-    """Also by that of a backup, which has other changes of the same numbers by then."""
+    """A restored backup replaces it, too, whose changes of the same numbers differ."""
     live.add([[1, 2]])
     live.close()
     (tmp_path / "copy").mkdir()
@@ -314,7 +312,7 @@ def test_what_a_reader_has_kept_from_being_removed_is_removed_later(
 def test_where_the_service_evicts_replicas_do(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And sort no more anew than a part of what they have."""
+    """An eviction sorts no more than a part of the replica anew."""
     small_segments(monkeypatch, largest=4000)
     with new_live(tmp_path / "live", 65_535, max_tokens=2400) as live:
         service = serve(monkeypatch, live)
@@ -329,9 +327,7 @@ def test_where_the_service_evicts_replicas_do(
 def test_random_changes_arrive_document_by_document(
     live: LiveDatastore, service: Service, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Additions, deletions and merges at the service, whose
-    connection breaks, and a replica that is opened again.
-    """
+    """Connections break, and the replica is opened again, during additions and deletions."""
     small_segments(monkeypatch)
     service.max_bytes = 300
     chance = random.Random(0)
@@ -400,9 +396,9 @@ LIES: dict[str, tuple[Callable[[Changes], Changes], str]] = {
 def test_a_service_that_lies(
     live: LiveDatastore, service: Service, cache: Path, lie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error is named, and what was there before stays.
+    """The error is named, and the documents of before stay.
 
-    When the service says the truth, it is taken over.
+    Once the service says the truth, the replica takes it over.
     """
     live.add([[1, 2]])
     with opened(cache) as replica:
@@ -441,7 +437,7 @@ def test_a_full_disk(
     monkeypatch: pytest.MonkeyPatch,
     stored: bool,
 ) -> None:
-    """Or another failure, before changes are stored and after that."""
+    """The failure comes before changes are stored, or after that."""
     live.add([[1, 2]])
     commit = Documents.commit
     with opened(cache) as replica:

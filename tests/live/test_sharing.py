@@ -194,7 +194,7 @@ def test_a_group_that_reads_has_a_valid_name(live: LiveDatastore) -> None:
 
 
 def test_the_kernel_hides_all_of_a_shard_without_its_groups(live: LiveDatastore) -> None:
-    """As many keys as documents, or the file was damaged after it was opened."""
+    """A shard needs as many keys as documents, or its file was damaged after the opening."""
     live.add([[1, 2, 3], [1, 2, 3]], group="ann")
     [segment] = live.backend.segments.all
     assert segment.group_keys is not None

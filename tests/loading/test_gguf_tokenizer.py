@@ -1,6 +1,4 @@
-"""The tokenizer of a GGUF file: its pre-tokenizer is the one that
-the file names, and no tensor is read.
-"""
+"""The tokenizer of a GGUF file has the pre-tokenizer of its name, and no tensor is read."""
 
 from __future__ import annotations
 
@@ -179,7 +177,7 @@ def test_text_is_split_as_the_kind_says(kind: str, pieces: list[str]) -> None:
 
 
 def test_digits_are_split_as_the_model_was_trained() -> None:
-    """As llama.cpp does; the conversion of transformers leaves this pre-tokenizer out."""
+    """llama.cpp splits them so; the conversion of transformers lacks this pre-tokenizer."""
     tokenizer = Tokenizer.from_str(load_tokenizer(smollm2_gguf()).json)
     assert tokenizer.encode("x\n\n12").tokens == ["x", "ĊĊ", "1", "2"]
     assert tokenizer.encode("a<|im_end|>").ids[-1] == 2
@@ -213,7 +211,7 @@ def test_it_is_the_tokenizer_that_transformers_converts(path: Path) -> None:
 
 
 def test_only_what_it_takes_is_loaded(path: Path) -> None:
-    """Neither a tensor nor transformers nor numpy: a small build would wait for them."""
+    """No tensor, transformers or numpy is loaded, for which a small build would wait."""
     path.write_bytes(path.read_bytes()[:-1000])
     code = (
         "import sys; from rest_store.loading.tokenizer import load_tokenizer;"
@@ -288,7 +286,7 @@ def write_sentencepiece(path: Path, **settings: bool) -> Path:
 def test_a_space_is_put_before_texts_if_the_file_says_so(
     text: str, with_space: list[str], without: list[str], tmp_path: Path
 ) -> None:
-    """As `llama-vocab.cpp` has it: a space that a text begins with is one more.
+    """`llama-vocab.cpp` has the rule: a text's own first space is one more.
 
     Each part between tokens has one.
     """

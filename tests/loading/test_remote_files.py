@@ -1,6 +1,4 @@
-"""Files of datastores behind addresses: on a real S3 server that
-breaks connections, and where there are none.
-"""
+"""Files behind addresses are read from a real S3 server that breaks connections."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ from tests.shared.strategies import Corpus, write_datastore
 
 
 def address_of(scheme: str, s3: Proxy, name: str) -> str:
-    """The address of what is in the bucket, which the server
-    hands out to anyone over HTTP as well.
-    """
+    """The HTTP address of a file in the bucket, which the server gives to anyone."""
     for path in fsspec.filesystem("s3", use_listings_cache=False).find(f"corpus/{name}"):
         fsspec.filesystem("s3").chmod(path, "public-read")
     return f"s3://corpus/{name}" if scheme == "s3" else f"{s3.url}/corpus/{name}"

@@ -1,6 +1,4 @@
-"""Whatever happens to the service, the caller gets a right answer
-or a named error, within its deadline.
-"""
+"""Callers get a right answer or a named error within their deadline, whatever happens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""From the first call of a client to its end: what it opens, what a
-fork, pickling or closing does to it.
-"""
+"""From its first call to its end, a client survives forks, pickling and closing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The options of commands that call a service: the same
-everywhere, and no token on a command line.
-"""
+"""Commands that call a service have the same options, and take no token as an argument."""
 
 from __future__ import annotations
 

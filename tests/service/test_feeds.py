@@ -20,7 +20,7 @@ from tests.shared.services import PATIENCE
 def test_a_slow_follower_does_not_wait_for_what_others_have_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is still reading a message when another one has all changes and waits for the next."""
+    """The slow follower still reads a message when another one has all changes and waits."""
     monkeypatch.setattr(feeds, "_QUIET_SECONDS", 10 * PATIENCE)
     new_live(tmp_path / "chat").close()
 

@@ -1,6 +1,4 @@
-"""A service and its replicas, of which any may be killed at any
-time: in the end all have the same documents.
-"""
+"""Any of a service and its replicas may be killed: all end with the same documents."""
 
 from __future__ import annotations
 

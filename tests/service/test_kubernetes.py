@@ -1,6 +1,4 @@
-"""The manifests of deploy/kubernetes: that Kubernetes knows them,
-that they agree, and the command in them.
-"""
+"""Kubernetes knows the manifests of deploy/kubernetes, and they and their command agree."""
 
 from __future__ import annotations
 

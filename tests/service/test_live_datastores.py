@@ -1,6 +1,4 @@
-"""Live datastores behind a service: what clients add is there for
-all of them, and still there after a kill.
-"""
+"""Documents that clients add to a service are there for all, also after a kill."""
 
 from __future__ import annotations
 
@@ -179,7 +177,7 @@ def test_it_is_open_through_reloads_until_the_service_ends(directory: Path, tmp_
 
 
 def test_a_new_one_has_the_tokenizer_of_the_built_ones(tmp_path: Path) -> None:
-    """Also its file, so that texts can be added to it later."""
+    """It also has the tokenizer's file, so that texts can be added to it later."""
     (tmp_path / "corpus.txt").write_text("some text")
     tokenizer, directory = write_tokenizer(tmp_path / "tokenizer.json"), tmp_path / "code.ds"
     build_quick(tmp_path / "corpus.txt", tokenizer, directory)

@@ -38,9 +38,7 @@ MAX_TOKENS = 4000
 
 @pytest.fixture(scope="module")
 def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service with a frozen datastore "a" and a live one
-    "chat", in which there is one document.
-    """
+    """A service with a frozen datastore "a" and a live one "chat" with one document."""
     live = tmp_path_factory.mktemp("live") / "chat"
     with LiveDatastore.open(live, tokenizer=identity(VOCABULARY), max_tokens=MAX_TOKENS) as store:
         store.add([[1, 2, 3]], ["kept"])

@@ -1,6 +1,4 @@
-"""Members of a draft session, which services run: their trees are
-those in process, and a failure costs steps.
-"""
+"""Members that services run have the trees of members in process; a failure costs steps."""
 
 from __future__ import annotations
 
@@ -267,7 +265,7 @@ def test_a_wrong_answer_costs_a_step_and_the_next_one_is_taken(
     "code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 )
 def test_any_status_is_a_service_error(steady: Service, code: grpc.StatusCode) -> None:
-    """As from a proxy that ends streams after some time."""
+    """A proxy may end streams after some time with any status."""
     with Relay(steady.target) as relay, stepping(relay.target) as stepper:
         stepper.step()
         relay.aborts = code

@@ -1,6 +1,4 @@
-"""A proxy of the environment: nothing on this machine is reached
-through it, and messages about others name it.
-"""
+"""A proxy of the environment is not used on this machine, and messages about others name it."""
 
 from __future__ import annotations
 

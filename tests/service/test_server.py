@@ -1,6 +1,4 @@
-"""A real service answers as the datastores do that it serves, and
-refuses by name what it cannot answer.
-"""
+"""A real service answers as its datastores do, and refuses other requests by name."""
 
 from __future__ import annotations
 

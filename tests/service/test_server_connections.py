@@ -1,6 +1,4 @@
-"""Connections that say nothing, too little or nonsense: they end,
-they are few, and others are answered meanwhile.
-"""
+"""Connections without a request, or with nonsense, are few and end, and others are answered."""
 
 from __future__ import annotations
 

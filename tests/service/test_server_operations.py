@@ -213,9 +213,9 @@ def test_a_reload_that_is_asked_for_during_another_reads_what_is_newer(
 
 
 def test_sigterm_ends_streams_between_two_steps_and_refuses_what_comes(service: Service) -> None:
-    """Nobody waits for a next step, which may never come.
+    """The service waits for no next step, which may never come.
 
-    One that is on the way is answered, or its client told.
+    A step on the way is answered, or its client is told.
     """
     with service.channel() as channel, service.stub() as stub:
         watch = health_pb2_grpc.HealthStub(channel).Watch(
@@ -287,7 +287,7 @@ def test_work_whose_client_has_gone_is_dropped(
 
 
 def test_memory_does_not_grow_with_requests(service: Service) -> None:
-    """A small part of what REST_STORE_REQUESTS=1000000 asks."""
+    """REST_STORE_REQUESTS=1000000 sends as many requests; the default sends a small part."""
     number = int(os.environ.get("REST_STORE_REQUESTS", "3000"))
     requests = [
         pb.DraftRequest(contexts=[pb.Context(tokens=[1 + number % 5, 2])]) for number in range(100)
@@ -369,7 +369,7 @@ def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(
 
 
 def test_a_service_starts_with_the_greatest_limits(directory: Path) -> None:
-    """Though gRPC takes no option beyond 2^31 - 1."""
+    """gRPC takes no option beyond 2^31 - 1."""
     names = ("contexts", "streams", "in-flight", "session-tokens")
     with (
         running(directory, options=[f"--max-{name}={1 << 30}" for name in names]) as service,

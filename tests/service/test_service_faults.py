@@ -1,6 +1,4 @@
-"""Faults: whatever happens to a service or its datastores, callers
-get a right answer or a named error; it stays up.
-"""
+"""A service stays up whatever happens, and callers get a right answer or a named error."""
 
 from __future__ import annotations
 

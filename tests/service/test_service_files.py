@@ -1,6 +1,4 @@
-"""Copies and replicas of what a service has: `Fetch` and `Follow`,
-and services that do not keep to them.
-"""
+"""`Fetch` and `Follow` serve copies and replicas, and clients survive faulty services."""
 
 from __future__ import annotations
 

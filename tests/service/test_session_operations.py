@@ -50,7 +50,7 @@ def open_sessions(stub: Any, number: int) -> list[SessionTalk]:
 
 
 def test_sessions_take_no_more_memory_than_they_may(pages: Path) -> None:
-    """One that would is refused; what others give back is there for the next ones."""
+    """A session beyond the limit is refused, and memory that others free is there for the next."""
     most = 5_000_000
     options = [METRICS, f"--max-session-memory={most}"]
     with running(f"a={pages}", options=options) as service, service.stub() as stub:
@@ -76,7 +76,7 @@ def test_sessions_take_no_more_memory_than_they_may(pages: Path) -> None:
 
 
 def test_sessions_take_no_more_memory_than_is_shown(pages: Path) -> None:
-    """With long texts and large trees."""
+    """The sessions have long texts and large trees."""
     number = 40
 
     async def run(service: Service) -> None:

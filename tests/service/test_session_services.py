@@ -1,6 +1,4 @@
-"""Draft sessions over services: whose trees are used, what a
-failing service costs, and sessions for asyncio.
-"""
+"""Sessions over services choose trees, survive failing services, and work with asyncio."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Draft sessions that a service runs: what is sent out of order or
-measure has one named status and leaves nothing.
-"""
+"""Wrong messages of a session that a service runs have one named status, and leave nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Shared by tests of the builder: small corpora, a tiny tokenizer,
-and the content of what was built.
-"""
+"""Small corpora, a tiny tokenizer, and the content of builds, for tests of the builder."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ def build_quick(
 
 
 def command(*arguments: object, before: str = "") -> list[str]:
-    """The command line of `rest-build` in a process of its own,
-    which first does what `before` says.
-    """
+    """Run the command line of `rest-build` in a process that executes `before` first."""
     return [
         sys.executable,
         "-c",

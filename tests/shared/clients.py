@@ -1,6 +1,4 @@
-"""Clients of a service for tests: both kinds with one
-interface, and deadlines for a busy machine.
-"""
+"""Both kinds of clients with one interface, and deadlines for a busy machine, for tests."""
 
 from __future__ import annotations
 

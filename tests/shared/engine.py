@@ -684,9 +684,7 @@ class Engine:
             self.abort(request)
 
     def _likely(self, text: list[int], draft: list[int]) -> list[list[int]]:
-        """Return the most likely tokens after a text and after each
-        draft token: the right one, and another one.
-        """
+        """Return the two most likely tokens after a text and after each draft token."""
         right = [self.model(text + draft[:count]) for count in range(len(draft) + 1)]
         return [[token, (token + 1) % VOCABULARY] for token in right]
 

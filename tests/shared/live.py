@@ -1,6 +1,4 @@
-"""Shared by tests of live datastores: small segments,
-random documents, and what answers must be.
-"""
+"""Small segments, random documents, and expected answers, for tests of live datastores."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def new_live(directory: Path, vocabulary_size: int = 300, **options) -> LiveData
 
 
 def some_document(chance: random.Random, vocabulary_size: int, most: int = 30) -> Document:
-    """A document over few ids, the first and the last of
-    the vocabulary among them, with repeats.
-    """
+    """A document with repeats over few ids, the vocabulary's first and last among them."""
     ids = [0, 1, 2, vocabulary_size // 2, vocabulary_size - 1]
     return [ids[min(int(chance.expovariate(0.8)), 4)] for _ in range(chance.randint(1, most))]
 

@@ -83,8 +83,7 @@ class ScriptedSource:
 
 
 class Elsewhere:
-    """A source whose members are real sessions, each over some
-    datastores, that keep logits by key as a service does.
+    """A source of real sessions as members, which hold logits by key as a service does.
 
     Args:
         *parts: datastores of each member.

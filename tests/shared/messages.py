@@ -188,9 +188,7 @@ def outcome_of(code: str, reason: str | None, where: str) -> str:
 
 
 def twice(method: str, data: bytes) -> tuple[bytes, ...]:
-    """Two messages of a stream with `data` among them: of a session
-    one that opens it, and one that goes on.
-    """
+    """Two messages of a stream with `data`: of a session, one opens it and one continues it."""
     if method != "DraftSession":
         return data, data
     try:

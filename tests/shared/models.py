@@ -37,9 +37,7 @@ _TEXTS = [
 
 
 def byte_level_bpe(vocab_size: int = 400) -> Tokenizer:
-    """A byte-level BPE tokenizer with ChatML's control tokens and
-    one added token that is not a control token.
-    """
+    """A byte-level BPE tokenizer with ChatML's control tokens and one other added token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -67,9 +65,7 @@ def word_piece() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """A Unigram tokenizer like T5's: its control tokens stand in
-    the vocabulary with the best score, 0.
-    """
+    """A Unigram tokenizer like T5's, whose control tokens have the best score, 0."""
     pieces = [("<unk>", 0.0), ("</s>", 0.0), ("▁", -2.0)]
     pieces += [(character, -5.0) for character in "abcdefghijklmnopqrstuvwxyz</>."]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))

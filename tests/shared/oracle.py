@@ -1,6 +1,4 @@
-"""The oracle of the compiled kernel: exact answers over plain
-documents, in numpy, without a suffix array.
-"""
+"""The kernel's oracle gives exact answers over plain documents, without a suffix array."""
 
 from __future__ import annotations
 

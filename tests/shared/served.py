@@ -1,6 +1,4 @@
-"""Services in this process: of partitions many in one event loop, so
-that tests start and stop them in milliseconds.
-"""
+"""Services in this process, with their partitions in one event loop: they start in milliseconds."""
 
 from __future__ import annotations
 

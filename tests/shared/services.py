@@ -225,9 +225,7 @@ def reason_of(error: grpc.RpcError) -> str | None:
 
 
 def failed(error: type[RestStoreError], call: Callable[[], object], *fragments: str) -> str:
-    """Return the message with which `call` raises exactly `error`:
-    an outage, which says plainly what failed.
-    """
+    """Return the message of exactly `error`, with which `call` fails."""
     with pytest.raises(error) as caught:
         call()
     message = str(caught.value)
@@ -239,9 +237,7 @@ def failed(error: type[RestStoreError], call: Callable[[], object], *fragments: 
 
 
 def metrics_of(service: Service) -> dict[tuple[str, ...], float]:
-    """The metrics of a service by name and values of labels, these
-    in the order of the labels' names.
-    """
+    """The metrics of a service by name and values of labels, in the order of the labels' names."""
     assert service.metrics is not None
     with urllib.request.urlopen(service.metrics, timeout=PATIENCE) as response:
         text = response.read().decode()

@@ -1,6 +1,4 @@
-"""Draft sessions that a service runs: what a client says on the
-wire, and a relay that changes what it hears.
-"""
+"""A client's messages of a session on the wire, and a relay that changes the answers."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ class SessionTalk:
 
 
 def opening(*tokens: int, nodes: int | None = 8, **fields: Any) -> Request:
-    """Return the first message of a session over the datastore "a",
-    which asks for a tree unless `nodes` is None.
-    """
+    """Return the first message of a session over "a", which asks for a tree if `nodes` is set."""
     fields = {"selection": pb.Selection(datastores=["a"]), **fields}
     message = Request(open=pb.SessionOpening(tokens=token_bytes(tokens), **fields))
     if nodes is not None:

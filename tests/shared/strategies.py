@@ -160,9 +160,7 @@ def brute_count(corpus: Corpus, tokens: list[int]) -> int:
 
 
 def zipf_corpus(seed: int, tokens: int, alphabet: int, vocabulary_size: int, shards: int) -> Corpus:
-    """Documents from a random second-order source, so that
-    matches are long, frequent and uneven.
-    """
+    """Documents of a random second-order source: matches are long, frequent and uneven."""
     rng = np.random.default_rng(seed)
     ids = np.sort(rng.choice(vocabulary_size, alphabet, replace=False))
     out: list[list[list[int]]] = [[] for _ in range(shards)]
@@ -209,9 +207,7 @@ def seal_header(data: bytearray) -> None:
 
 
 def seal_datastore(directory: Path) -> None:
-    """Correct all checksums and counts of a datastore, so that only
-    a full read finds faults in its payloads.
-    """
+    """Correct all checksums and counts, so that only a full read finds faults in payloads."""
     fields = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
     for record in fields["shards"]:
         digest = b""

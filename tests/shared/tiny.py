@@ -1,6 +1,4 @@
-"""Tiny language models with random weights, of many
-architectures, and drafters to try them with.
-"""
+"""Tiny language models with random weights of many architectures, and drafters for them."""
 
 from __future__ import annotations
 
@@ -117,8 +115,7 @@ def tiny_model(
     dtype: torch.dtype = torch.float32,
     positions: int | None = None,
 ) -> Any:
-    """A model with weights that depend on `architecture` alone,
-    large enough that logits differ clearly.
+    """A model with weights that depend on `architecture` alone and give distinct logits.
 
     Args:
         architecture: a key of `ARCHITECTURES`.
@@ -156,8 +153,7 @@ def prompts(
 
 
 class Drafted:
-    """A source whose sessions `make` makes of the text so far: what
-    they draft is verified as it is.
+    """A source whose sessions `make` creates from the text so far, verified without changes.
 
     Args:
         make: returns an object with `draft`, `accept` and `close`.
@@ -253,8 +249,7 @@ class SameTree:
 def drafted(
     model: Any, inputs: dict[str, torch.Tensor], expected: torch.Tensor, script: Any, **options: Any
 ) -> Any:
-    """The output of a generation for which `script` drafts, or one
-    script for each row, in every step.
+    """The output of a generation for which `script` drafts, or one script for each row.
 
     Args:
         model: tiny.
@@ -287,9 +282,7 @@ def wrong(future: list[int], random: np.random.Generator, max_nodes: int) -> Tok
 
 
 def bushy(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
-    """A tree in random order in which the true path is somewhere,
-    cut off somewhere, among branches.
-    """
+    """A tree in random order, with a prefix of the true path among branches."""
     true = future[: int(random.integers(0, 6))]
     paths = [
         true[:cut] + random.integers(0, VOCABULARY, 3).tolist()
@@ -318,9 +311,7 @@ def futures_of(
 
 
 def text_tokenizer() -> Any:
-    """A tokenizer that begins every text with a token of its own,
-    and whose chat template writes that token, too.
-    """
+    """A tokenizer with a begin token that its chat template writes, too."""
     words = byte_level_bpe()
     begin = "<|im_start|>"
     words.post_processor = processors.TemplateProcessing(

@@ -23,8 +23,7 @@ def traced(
     accepted: int = 3,
     origins: Sequence[int] = (1, 2, 4, 5),
 ) -> list[Piece]:
-    """Passes in which `words` are written: the first by the
-    prompt's pass, then `accepted` and a bonus in each pass.
+    """Passes that write `words`: the prompt's pass, then `accepted` and a bonus token in each.
 
     Args:
         words: token ids.

@@ -1,6 +1,4 @@
-"""An upstream in this process: what a service would be to
-replicas, with faults that tests ask for.
-"""
+"""An upstream in this process, which serves replicas as a service does, with faults for tests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// What the parts of the Python module share: arrays of numpy as spans, vectors as bytes of Python,
-// and shards.
+// Conversions for all files of the Python module: arrays of numpy as spans, vectors as bytes of
+// Python, and shards.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -41,6 +41,6 @@ std::vector<rest_store::ShardView> shard_views(const nanobind::list& shards);
 std::shared_ptr<const rest_store::Sharing> require_sharing(
     const nanobind::list& shards, std::shared_ptr<rest_store::Sharing> sharing);
 
-// Add the classes and functions of each part to the module, in this order.
+// Add the classes and functions of each file to the module, in this order.
 void bind_calibrations(nanobind::module_& module);
 void bind_sessions(nanobind::module_& module);

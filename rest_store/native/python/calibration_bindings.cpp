@@ -39,8 +39,8 @@ nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& label
       ends.data()[ends.size() - 1] != labels.size())
     throw nb::value_error("of other shapes");
   std::uint32_t row = 0;
-  for (const std::uint32_t end :
-       span_of(ends)) {  // ascending, so that none exceeds the last, which was checked
+  // They have to ascend, so that none exceeds the last one, which was checked.
+  for (const std::uint32_t end : span_of(ends)) {
     if (end <= row || end > labels.size()) throw nb::value_error("ends that do not ascend");
     std::uint32_t right = 0;
     for (; row < end; ++row) {

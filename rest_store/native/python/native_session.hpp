@@ -168,7 +168,8 @@ class NativeSession {
     builder_.begin_text(tokens_of(tokens));
   }
 
-  // The next draft, as scored_columns(); the arguments are those of draft_options().
+  // Make the next draft, and return it as scored_columns(). The arguments are those of
+  // draft_options().
   nb::tuple draft(std::size_t max_nodes, const Array<double>& costs, bool is_chain,
                   const Array<std::int32_t>& verified, std::size_t length) {
     const DraftOptions options = draft_options(max_nodes, costs, is_chain, verified, length);
@@ -190,9 +191,9 @@ class NativeSession {
                           [&](const DraftNode& node) { return origins_of(node); });
   }
 
-  // The most likely tokens beside so many accepted ones, checked. `top_k` has a row after each
-  // token, and perhaps after some tokens before; `node_top_k` has a row for the context before, and
-  // one for each node of the last tree. ValueError: another number of rows.
+  // Check the rows of likely tokens for so many accepted tokens. `top_k` has a row after each of
+  // these, and perhaps rows after tokens before them. `node_top_k` has a row for the context
+  // before, and one for each node of the last tree. ValueError: another number of rows.
   AcceptedRows accepted_rows(std::size_t tokens, const std::optional<TopK>& top_k,
                              const std::optional<TopK>& node_top_k) {
     const std::size_t nodes = 1 + builder_.nodes().size();
@@ -217,7 +218,7 @@ class NativeSession {
     }
   }
 
-  // As if nothing had been drafted since the last accept.
+  // Discard the draft, as if none had been made since the last accept.
   void forget() { builder_.forget(); }
 
   std::size_t length() const { return builder_.text().size(); }
@@ -241,9 +242,9 @@ class NativeSession {
   static constexpr std::ptrdiff_t kFirstStore = 2;  // in source_of_
 
   std::size_t store_at(std::uint32_t source) const {
-    const auto found = std::find(source_of_.begin() + kFirstStore, source_of_.end(), source);
-    if (found == source_of_.end()) throw nb::value_error("no datastore there");
-    return static_cast<std::size_t>(found - source_of_.begin() - kFirstStore);
+    const auto place = std::find(source_of_.begin() + kFirstStore, source_of_.end(), source);
+    if (place == source_of_.end()) throw nb::value_error("no datastore there");
+    return static_cast<std::size_t>(place - source_of_.begin() - kFirstStore);
   }
 
   // The indices of the sources that proposed a node, one bit each.
@@ -255,13 +256,13 @@ class NativeSession {
     return origins;
   }
 
-  static std::optional<TopK> rows_of(const char* what, const std::optional<TopK>& values,
+  static std::optional<TopK> rows_of(const char* name, const std::optional<TopK>& values,
                                      std::size_t least, std::size_t most) {
     if (!values) return std::nullopt;
     const std::size_t rows = values->shape(0);
     if (rows >= least && rows <= most) return values;
     std::ostringstream fault;
-    fault << what << " is of shape [" << rows << ", " << values->shape(1) << "], expected ["
+    fault << name << " is of shape [" << rows << ", " << values->shape(1) << "], expected ["
           << least;
     if (least < most) fault << ".." << most;
     fault << ", k]";

@@ -1,4 +1,13 @@
 // The longest suffix of a context that occurs in a set of shards, and where (REST, Algorithm 1).
+//
+// The naive way: search for the suffix of the greatest length, then for that of one token less,
+// until one occurs. Most matches are a few tokens long, so nearly all of these searches are for
+// suffixes that do not occur.
+//
+// The rule: where a suffix occurs, every shorter one does. So the longest length is found like a
+// number in a sorted list: a few lengths are tried at once, and each round narrows the gap between
+// the longest length known to occur and the shortest known not to. Only the longest match gets its
+// intervals.
 #pragma once
 
 #include <array>
@@ -15,6 +24,7 @@ struct Suffix {
   std::uint32_t length = 0;  // tokens
   std::uint32_t width = 0;   // bytes of one token
 
+  // `tokens`: at most kMaxSequence, oldest first. `token_width`: 2 or 3 bytes.
   Suffix(std::span<const Token> tokens, std::uint32_t token_width)
       : length(static_cast<std::uint32_t>(tokens.size())), width(token_width) {
     std::uint8_t* to = bytes.data();
@@ -26,6 +36,7 @@ struct Suffix {
     std::memset(to, 0, 8);
   }
 
+  // The bytes of the last `tokens` tokens.
   const std::uint8_t* last(std::uint32_t tokens) const {
     return bytes.data() + width * (length - tokens);
   }
@@ -37,26 +48,27 @@ struct Match {
   std::vector<Interval> intervals;  // of the suffixes that start with the match, one for each shard
 };
 
-// A context whose longest match is wanted.
+// A request for the longest match of a context.
 struct MatchQuery {
   const std::vector<ShardView>* shards;
   const Suffix* suffix;
-  Match* out;
-  std::uint32_t present =
-      0;  // a length known to occur; if no longer one does, `out` gets neither count nor intervals
+  Match* out;  // is overwritten
+  // A length known to occur. If no longer one does, `out` gets neither count nor intervals.
+  std::uint32_t present = 0;
 };
 
-// Finds the longest matches of contexts; the searches of one call overlap their memory latencies.
-// Keeps its memory between calls; not thread-safe.
+// Finds the longest matches of contexts. The searches of one call take turns (search.hpp). Keeps
+// its memory between calls. Not thread-safe.
 class Matcher {
  public:
-  // The result is valid until the next call.
+  // The longest match of one context, which may be of length 0; valid until the next call.
   Match& longest(const std::vector<ShardView>& shards, const Suffix& suffix) {
     const MatchQuery query{&shards, &suffix, &match_};
     longest(std::span(&query, 1));
     return match_;
   }
 
+  // Set the longest match of each query.
   void longest(std::span<const MatchQuery> queries) {
     searches_.clear();
     if (contexts_.size() < queries.size()) contexts_.resize(queries.size());
@@ -74,29 +86,29 @@ class Matcher {
   }
 
  private:
-  static constexpr std::size_t kProbes = 4;  // lengths of a context tried in one round, at most
-  static constexpr std::size_t kInFlight =
-      8;  // searches of a context in one round, about: more of them take longer
+  static constexpr std::size_t kProbes = 4;  // most lengths of a context that a round tries
+  // About so many searches of a context are in one round; more of them take longer.
+  static constexpr std::size_t kInFlight = 8;
 
   // A range of searches.
   struct Range {
     std::size_t begin = 0, end = 0;
   };
 
-  // The search for the longest length that occurs.
+  // The search for the longest length of one context that occurs.
   //
-  // Occurrence is monotone in suffix length, in all shards together and in each. The first round
-  // tries the short lengths, which the keys alone mostly decide. Each further round narrows the gap
-  // between the longest length known to occur and the shortest known not to, in the shards where no
-  // shorter suffix is known not to occur.
+  // The first round tries short lengths, which the keys alone mostly decide. Longer ones are
+  // searched only in the shards where no shorter suffix is known not to occur.
   struct LengthSearch {
     MatchQuery query;
     std::uint32_t present;                 // the longest length known to occur
     std::uint32_t absent;                  // the shortest length known not to occur
     std::vector<std::uint32_t> absent_in;  // the same of each shard
     Range best;                            // the searches for the longest length known to occur
-    std::uint32_t probe_count;             // lengths tried in this round; of each:
-    std::size_t first_group;               // the number of the first of them
+    // The lengths that this round tries, the number of the first of their groups, and the searches
+    // for each.
+    std::uint32_t probe_count;
+    std::size_t first_group;
     std::array<std::uint32_t, kProbes> lengths;
     std::array<Range, kProbes> ranges;
 

@@ -1,5 +1,15 @@
-// Binary searches for token sequences in shards, many at once: each step of a search reads memory
-// that was prefetched during the steps of the others, which hides the latency of memory.
+// Binary searches for token sequences in shards, many at once.
+//
+// INTERLEAVED LOOK-UPS. The naive way: one search after the other. Each step reads the suffix array
+// at a rank, and then the tokens at that position. Both are at places that no cache holds, and each
+// read takes as long as hundreds of instructions.
+//
+// Prefetching within one search does not help: the rank of the next step depends on the comparison
+// of this one, so its address is not known any sooner.
+//
+// The rule: many searches take turns. Each prefetches the memory of its next read, and the others
+// take their steps while it is on its way. So their waits overlap, and many searches take little
+// longer than one (narrow_by_keys() over keys, halve_together() over ranks).
 #pragma once
 
 #include <span>
@@ -15,7 +25,7 @@ inline std::uint64_t select(bool condition, std::uint64_t yes, std::uint64_t no)
 }
 
 // A search in one shard for `pattern`: bytes of tokens, big-endian, followed by eight readable
-// bytes.
+// bytes. Shard and pattern outlive it.
 //
 // After locate(), ranks below `low` hold suffixes less than the pattern. If `found`, `hit` is a
 // rank whose suffix starts with the pattern, and if `high` is above `hit`, ranks from `high` on
@@ -24,19 +34,20 @@ inline std::uint64_t select(bool condition, std::uint64_t yes, std::uint64_t no)
 struct Search {
   const ShardView* shard = nullptr;
   const std::uint8_t* pattern = nullptr;
-  std::uint32_t size = 0;  // bytes
+  std::uint32_t size = 0;  // of the pattern, in bytes
   bool found = false;
   std::size_t group = 0;  // number of the pattern; it may be searched in several shards
-  std::uint64_t least = 0,
-                greatest = 0;  // bounds on the keys of suffixes that start with the pattern
-  std::uint64_t base = 0;      // the first key not less than `least`
-  std::uint64_t span = 0;
+  // The keys of suffixes that start with the pattern are between these.
+  std::uint64_t least = 0, greatest = 0;
+  std::uint64_t base = 0;  // after narrow_by_keys(), the first key not less than `least`
+  std::uint64_t span = 0;  // keys from `base` on among which that is still searched
   Rank low = 0, high = 0, hit = 0;
-  Position probe = 0;
-  static constexpr std::uint32_t skip =
-      0;  // symbols at the start of a suffix that are not compared
+  Position probe = 0;  // at which the present step reads
+  // Symbols at the start of a suffix that are not compared.
+  static constexpr std::uint32_t skip = 0;
 
   Search() = default;
+  // `count`: bytes of the pattern, at least 1. `of`: its group.
   Search(const ShardView& in, const std::uint8_t* bytes, std::uint32_t count, std::size_t of = 0)
       : shard(&in),
         pattern(bytes),
@@ -55,7 +66,7 @@ struct Search {
   bool whole_in_key() const { return size <= 8; }
   bool failed() const { return !found && low >= high; }  // the pattern does not occur
 
-  // Narrow the search by the suffix at rank `middle`.
+  // Narrow the search by `suffix`, which is the one at rank `middle`.
   void compare(Rank middle, const std::uint8_t* suffix) {
     const int order = compare_bytes(suffix, pattern, size);
     if (order == 0) {
@@ -68,7 +79,7 @@ struct Search {
 };
 
 // Find, for every search, the first key that is not less than the pattern. All searches take their
-// steps together.
+// steps together, and none of them has a branch that depends on a comparison.
 inline void narrow_by_keys(std::span<Search> searches) {
   std::uint64_t widest = 0;
   for (const Search& s : searches) widest = std::max(widest, s.span);
@@ -121,21 +132,21 @@ void halve_together(std::span<Item> items, Done&& done, Step&& step) {
       item.probe = item.shard->position((item.low + item.high) / 2) + item.skip;
       prefetch(item.shard->suffix(item.probe));
     }
-    std::size_t kept = 0;
+    std::size_t unfinished = 0;
     for (std::size_t i = 0; i < count; ++i) {
       Item& item = *live[i];
       step(item, (item.low + item.high) / 2, item.shard->suffix(item.probe));
       if (done(item)) continue;
       prefetch_entry(item);
-      live[kept++] = &item;
+      live[unfinished++] = &item;
     }
-    count = kept;
+    count = unfinished;
   }
 }
 
-// Decide for each of `groups` patterns whether it occurs in any shard. As soon as one search of a
-// group finds an occurrence, the others of the group stop: their bounds hold, but `found` may
-// be false although the pattern occurs.
+// Decide for each of `groups` patterns whether it occurs in any shard: `decided[g]` is set to 1 or
+// 0. As soon as one search of a group finds an occurrence, the others of the group stop: their
+// bounds hold, but `found` may be false although the pattern occurs.
 inline void locate(std::span<Search> searches, std::size_t groups,
                    std::vector<std::uint8_t>& decided) {
   narrow_by_keys(searches);
@@ -172,14 +183,15 @@ inline void finish(std::span<Search> searches) {
 struct Boundary {
   const ShardView* shard = nullptr;
   const std::uint8_t* pattern = nullptr;
-  std::uint32_t size = 0;
+  std::uint32_t size = 0;  // of the pattern, in bytes
   std::uint32_t skip = 0;
   bool after = false;
   Rank low = 0, high = 0;
-  Position probe = 0;
+  Position probe = 0;  // at which the present step reads
 };
 
-// Narrow boundaries, `Boundary` or a type derived from it, until `low` is each.
+// Find all boundaries: afterwards `low` of each is the boundary. `Item` is Boundary or a type
+// derived from it.
 template <class Item>
 void find_boundaries(std::span<Item> boundaries) {
   halve_together(
@@ -191,8 +203,8 @@ void find_boundaries(std::span<Item> boundaries) {
       });
 }
 
-// Prepare the searches for both boundaries of the interval of `s`; it is empty if the pattern does
-// not occur.
+// Prepare the searches for both boundaries of the interval of ranks that start with the pattern of
+// `s`, after locate(). The interval is empty if the pattern does not occur.
 inline void interval_boundaries(const Search& s, Boundary out[2]) {
   const std::uint64_t end = keys_end(s, s.base);
   Rank above = std::min(end * kKeyStride, s.shard->entry_count),

@@ -19,13 +19,13 @@ namespace rest_store {
 // Stands for a group, in all shards of a datastore alike.
 using GroupKey = std::uint64_t;
 
-// Eight bytes a token, besides the shard. Never changes.
+// Takes eight bytes for each token, besides the shard. Never changes, so it is thread-safe.
 class ShardGroups {
  public:
   static constexpr std::uint32_t kNoGroup = ~std::uint32_t{0};
 
-  // `keys`: of the group of each document, in the order of the shard. If there are not as many as
-  // documents, the file is damaged, and no occurrence is any group's.
+  // `shard` is read now alone. `keys`: the group of each document, in the order of the shard. If
+  // there are not as many keys as documents, the file is damaged, and no occurrence has a group.
   ShardGroups(const ShardView& shard, std::span<const GroupKey> keys) {
     const std::vector<std::uint32_t> groups = groups_of_documents(keys);
     if (ends_of_documents(shard) != keys.size()) return;
@@ -56,8 +56,8 @@ class ShardGroups {
 
   // The number of the group with this key in this shard; kNoGroup: it has no document here.
   std::uint32_t number_of(GroupKey key) const {
-    const auto found = numbers_.find(key);
-    return found == numbers_.end() || ranks_.empty() ? kNoGroup : found->second;
+    const auto entry = numbers_.find(key);
+    return entry == numbers_.end() || ranks_.empty() ? kNoGroup : entry->second;
   }
 
   // The ranks of a group within `interval`, ascending.
@@ -68,7 +68,8 @@ class ShardGroups {
     return {begin, std::lower_bound(begin, last, interval.end)};
   }
 
-  // Call `visit(key)` for each group with a rank in `interval`, once, until it returns false.
+  // Call `visit(key)` once for each group with a rank in `interval`, until it returns false.
+  // `shard` is that of the constructor.
   template <class Visit>
   void for_each_group(const ShardView& shard, const Interval& interval, Visit&& visit) const {
     const Rank end = std::min<Rank>(interval.end, previous_.size());
@@ -105,6 +106,7 @@ class ShardGroups {
     return ends_.size();
   }
 
+  // Set the minima of blocks of `previous_`, of blocks of these, and so on.
   void set_minima() {
     for (std::span<const std::uint32_t> below = previous_; below.size() > kBlock;
          below = minima_.back()) {

@@ -13,17 +13,18 @@ using Rank = std::uint64_t;
 using Position = std::uint64_t;
 using Token = std::uint32_t;
 
-constexpr std::uint64_t kKeyStride = 64;
-constexpr std::size_t kMaxSuffix = 64;
-constexpr std::size_t kMaxDepth = 32;
-constexpr std::size_t kMaxSequence =
-    kMaxSuffix + kMaxDepth;              // tokens to count: a match and its continuation
+constexpr std::uint64_t kKeyStride = 64;  // ranks from one key to the next
+constexpr std::size_t kMaxSuffix = 64;    // tokens of a match
+constexpr std::size_t kMaxDepth = 32;     // tokens of a continuation in an exact tree
+// Tokens of a sequence that is counted: a match and its continuation.
+constexpr std::size_t kMaxSequence = kMaxSuffix + kMaxDepth;
 constexpr std::size_t kMaxNodes = 1024;  // of a tree
-constexpr std::size_t kMaxWidth = 3;
+constexpr std::size_t kMaxWidth = 3;     // bytes of a token
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "the kernel reads little-endian files in place");
 
+// Eight bytes as a little-endian number.
 inline std::uint64_t load_little(const std::uint8_t* at) {
   std::uint64_t value;
   std::memcpy(&value, at, sizeof value);
@@ -49,16 +50,20 @@ inline int compare_bytes(const std::uint8_t* a, const std::uint8_t* b, std::size
   return x < y ? -1 : x > y;
 }
 
+// Owns nothing: the mappings outlive it. Read-only, so thread-safe.
 struct ShardView {
-  const std::uint8_t* symbols;  // payload of the tokens file, followed by eight readable bytes
-  const std::uint64_t* keys;
-  const std::uint8_t* entries;  // bit string, followed by eight readable bytes
-  std::uint64_t position_count;
-  std::uint64_t entry_count;
+  // The tokens and separators of all documents, `width` big-endian bytes each, followed by eight
+  // readable bytes.
+  const std::uint8_t* symbols;
+  const std::uint64_t* keys;     // load_big() of every kKeyStride-th suffix, in suffix order
+  const std::uint8_t* entries;   // the suffix array, `bits` each, followed by eight readable bytes
+  std::uint64_t position_count;  // of the symbols, at least 1
+  std::uint64_t entry_count;     // ranks of the suffix array
   std::uint64_t key_count;
-  std::uint32_t width;
-  std::uint32_t bits;
+  std::uint32_t width;  // bytes of a symbol, 2 or 3
+  std::uint32_t bits;   // of an entry
 
+  // The memory that position() reads, for prefetching.
   const std::uint8_t* entry_address(Rank rank) const { return entries + ((rank * bits) >> 3); }
 
   // The suffix array at `rank`; a position of the shard even if the file is damaged.

@@ -1,9 +1,9 @@
 // The occurrences that a group may learn of where a datastore is shared: all occurrences of tokens
 // that enough groups wrote, and else its own.
 //
-// If a group may learn of a sequence, it may learn of every part of it: whoever wrote the sequence
-// wrote the part. So answers are those of a trie with some of its branches cut off, and the longest
-// suffix match is found by halving.
+// A group that may learn of a sequence may learn of every shorter sequence in it: each group that
+// wrote the longer one wrote the shorter one. So answers are those of a trie with some branches cut
+// off, and halving finds the longest suffix match of which the group may learn.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace rest_store {
 
-constexpr std::size_t kMaxSharedAfter = 64;  // groups
+constexpr std::size_t kMaxSharedAfter = 64;  // the greatest number of groups that may be required
 
 // The occurrences of a token sequence that a group may learn of.
 struct VisibleOccurrences {
@@ -22,11 +22,13 @@ struct VisibleOccurrences {
   bool is_shared = false;  // whether enough groups wrote it; else these are the reader's own
 };
 
-// The part of the shards of a datastore that one group may learn of. Thread-safe: it never changes.
+// Tells of which occurrences in the shards of a datastore one group may learn. Never changes, so it
+// is thread-safe.
 class Sharing {
  public:
-  // `groups`: of each shard. `shared_after`: how many groups have to write a sequence that others
-  // learn of. `reader`: the group that reads; null: it is no document's.
+  // `groups`: those of each shard. `shared_after`: so many groups have to write a sequence before
+  // others learn of it, 1 .. kMaxSharedAfter. `reader`: the group that reads; null: one that wrote
+  // no document.
   Sharing(std::vector<std::shared_ptr<ShardGroups>> groups, std::size_t shared_after,
           const GroupKey* reader)
       : groups_(std::move(groups)), shared_after_(shared_after) {
@@ -34,14 +36,15 @@ class Sharing {
       own_.push_back(reader == nullptr ? ShardGroups::kNoGroup : shard->number_of(*reader));
   }
 
-  std::size_t size() const { return groups_.size(); }
+  std::size_t size() const { return groups_.size(); }  // shards
 
   // The reader's own ranks within an interval of a shard, ascending.
   std::span<const std::uint32_t> own_ranks(std::size_t shard, const Interval& interval) const {
     return groups_[shard]->ranks_of(own_[shard], interval);
   }
 
-  // Of the occurrences at `intervals`, one for each of `shards`.
+  // The occurrences among `intervals`, one for each of `shards`, of which the reader may learn. All
+  // are occurrences of one sequence.
   VisibleOccurrences visible(const std::vector<ShardView>& shards,
                              std::span<const Interval> intervals) const {
     std::uint64_t total = 0;
@@ -74,7 +77,8 @@ class Sharing {
   std::vector<std::uint32_t> own_;  // the number of the reader in each shard
 };
 
-// The occurrences of the last `length` tokens of `suffix`, in each shard.
+// Set `out` to the interval of the last `length` tokens of `suffix` in each shard, empty where they
+// do not occur.
 inline void find_occurrences(const std::vector<ShardView>& shards, const Suffix& suffix,
                              std::uint32_t length, std::vector<Interval>& out) {
   std::vector<Search> searches;
@@ -92,8 +96,10 @@ inline void find_occurrences(const std::vector<ShardView>& shards, const Suffix&
   }
 }
 
-// Shorten the longest match of `suffix` to one that the reader may learn of. A length of `least` is
-// known to be visible, or is 0. Returns whether the match is shared.
+// Shorten `match`, the longest of `suffix`, to the longest of which the reader may learn. The
+// reader may learn of the last `least` tokens, or `least` is 0. Returns whether the match is
+// shared. If no match longer than `least` is left, it has length `least`, and no count and no
+// intervals.
 inline bool shorten(const Sharing& sharing, const std::vector<ShardView>& shards,
                     const Suffix& suffix, std::uint32_t least, Match& match) {
   if (match.length == 0) return false;
@@ -108,14 +114,14 @@ inline bool shorten(const Sharing& sharing, const std::vector<ShardView>& shards
   while (absent - match.length > 1) {
     const std::uint32_t length = match.length + (absent - match.length) / 2;
     find_occurrences(shards, suffix, length, intervals);
-    const VisibleOccurrences some = sharing.visible(shards, intervals);
-    if (some.count == 0) {
+    const VisibleOccurrences shorter = sharing.visible(shards, intervals);
+    if (shorter.count == 0) {
       absent = length;
       continue;
     }
-    visible = some;
+    visible = shorter;
     match.length = length;
-    match.count = some.count;
+    match.count = shorter.count;
     match.intervals.swap(intervals);
   }
   return visible.is_shared;

@@ -1,6 +1,6 @@
 // Acceptance probabilities: the features of one node's candidates become the probability that each
-// comes next. Gradient-boosted trees fitted offline give log odds; a few weights learnt
-// online are added to them.
+// comes next. Gradient-boosted trees, fitted offline, give log odds, and a few weights that are
+// learnt online are added to them.
 #pragma once
 
 #include "session/candidates.hpp"
@@ -8,11 +8,13 @@
 
 namespace rest_store {
 
-// Weights by kind of source, moved a little after each step towards what was accepted. Bounded, and
-// pulled back to zero, so that no text spoils a calibration for good.
+// Weights by kind of source. After each step they move a little towards the tokens that were
+// accepted. They are bounded, and drawn back to zero, so that no text spoils a calibration for
+// good. Not thread-safe.
 class OnlineCalibration {
  public:
-  // A bias, then of prompt lookup, recycled logits, datastores, several sources at once.
+  // A bias, then the weights of prompt lookup, of recycled logits, of datastores, and of several
+  // sources at once.
   static constexpr std::size_t kWeights = 5;
   using Weights = std::array<float, kWeights>;
 
@@ -22,7 +24,7 @@ class OnlineCalibration {
       weights_[i] = std::clamp(weights[i], -kBound, kBound);
   }
 
-  // What to add to the log odds of a candidate with these origins.
+  // The sum to add to the log odds of a candidate with these origins (CandidatePool::origins).
   float log_odds(std::uint32_t origins) const {
     float sum = 0;
     for (std::size_t i = 0; i < kWeights; ++i)
@@ -30,7 +32,8 @@ class OnlineCalibration {
     return sum;
   }
 
-  // A candidate with these origins had `probability`, and came next or did not.
+  // Learn from a candidate with these origins. `probability`: that it comes next. `right`: whether
+  // it did.
   void learn(std::uint32_t origins, float probability, bool right) {
     const float step = kRate * (static_cast<float>(right) - probability);
     for (std::size_t i = 0; i < kWeights; ++i)
@@ -42,7 +45,8 @@ class OnlineCalibration {
     for (float& weight : weights_) weight = std::clamp(kDecay * weight, -kBound, kBound);
   }
 
-  // Add what one step has changed, so that concurrent sessions do not undo each other's changes.
+  // Add the change of one step, from `before` to `after`. So concurrent sessions do not undo each
+  // other's changes. A change that is not finite is left out.
   void add(const OnlineCalibration& before, const OnlineCalibration& after) {
     Weights sums = weights_;
     for (std::size_t i = 0; i < kWeights; ++i) sums[i] += after.weights_[i] - before.weights_[i];
@@ -56,6 +60,7 @@ class OnlineCalibration {
  private:
   static constexpr float kRate = 0.01F, kDecay = 0.9998F, kBound = 1.0F;
 
+  // Whether a weight belongs to candidates with these origins.
   static bool concerns(std::uint32_t origins, std::size_t weight) {
     if (weight == 0) return true;
     if (weight < 3) return (origins >> (weight - 1) & 1) != 0;
@@ -66,8 +71,9 @@ class OnlineCalibration {
   Weights weights_{};
 };
 
-// The acceptance probability of each of `candidates`: a softmax over their log odds and those of
-// "none of these", which are zero. Without trees, the fixed rule's prior.
+// The acceptance probability of each row of `candidates`: a softmax over their log odds and those
+// of "none of these", which are zero. Without trees, the priors, divided by their sum if it
+// exceeds 1.
 inline std::array<float, kCandidates> acceptance_probabilities(const CandidateTable& candidates,
                                                                const IntegerTrees& trees,
                                                                const OnlineCalibration& online,

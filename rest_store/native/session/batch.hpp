@@ -14,7 +14,7 @@
 
 namespace rest_store {
 
-// How many threads of this process may run at the same time.
+// The number of threads of this process that may run at the same time.
 inline std::size_t core_count() {
 #if defined(__linux__)
   if (cpu_set_t cores; sched_getaffinity(0, sizeof cores, &cores) == 0)
@@ -23,9 +23,9 @@ inline std::size_t core_count() {
   return std::max(1U, std::thread::hardware_concurrency());
 }
 
-// Call `work(i)` for all i below `count`, on this thread and on as many others as there are cores.
-// Each thread has a copy of `work`, which may keep memory from call to call. Throws the exception
-// of one of the calls.
+// Call `work(i)` for all i below `count`, on this thread and on others, one for each core. Returns
+// when all calls have ended. Each thread has a copy of `work`, which may keep memory from call to
+// call. If calls throw, their threads end, and the exception of one of them is thrown.
 template <class Work>
 void on_all_cores(std::size_t count, const Work& work) {
   std::atomic<std::size_t> next{0};
@@ -47,13 +47,14 @@ void on_all_cores(std::size_t count, const Work& work) {
 
 struct BatchDraft {
   TreeBuilder* builder;
-  DraftOptions limits;
+  DraftOptions options;
 };
 
-// Build all drafts; each is the draft that its builder builds alone. A thread takes several at a
-// time, and reads the evidence of all of them together: fewer would hide less of each other's
-// latency, more would leave cores without work. Builders may share readers and recycled logits,
-// which are thread-safe.
+// Build all drafts, of different builders. Each is the draft that its builder builds alone.
+// Builders may share readers and recycled logits, which are thread-safe.
+//
+// A thread takes several drafts at a time, and reads the evidence of all of them together. Fewer
+// would hide less of each other's latency, and more would leave cores without work.
 inline void build_all(std::span<const BatchDraft> drafts) {
   constexpr std::size_t kLeast = 4, kMost = 8;
   const std::size_t cores = core_count();
@@ -62,15 +63,15 @@ inline void build_all(std::span<const BatchDraft> drafts) {
                [drafts, size, scratch = DraftScratch()](std::size_t group) mutable {
                  const auto together =
                      drafts.subspan(group * size, std::min(size, drafts.size() - group * size));
-                 for (const auto& [builder, limits] : together) builder->begin(limits);
+                 for (const auto& [builder, options] : together) builder->begin(options);
                  for (;;) {
                    scratch.requests.clear();
-                   for (const auto& [builder, limits] : together)
+                   for (const auto& [builder, options] : together)
                      if (builder->unfinished()) builder->request(scratch.requests);
-                   EvidenceReader::read(scratch.requests, scratch.evidence,
-                                        [] {});  // the requests hide each other's latency
+                   // Nothing to do meanwhile: the requests hide each other's latency.
+                   EvidenceReader::read(scratch.requests, scratch.evidence, [] {});
                    bool are_done = true;
-                   for (const auto& [builder, limits] : together)
+                   for (const auto& [builder, options] : together)
                      if (builder->unfinished()) {
                        builder->look_up();
                        builder->expand(scratch);

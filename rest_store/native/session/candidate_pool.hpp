@@ -9,28 +9,29 @@
 
 namespace rest_store {
 
-constexpr std::size_t kMaxStores =
-    6;  // stores of one session: sources with counts, such as datastores
+// Stores of one session: sources with counts, such as datastores.
+constexpr std::size_t kMaxStores = 6;
 
-// The tokens that any source proposes, and the score of each by a fixed rule: a hash table by token
-// over columns.
+// The tokens that any source proposes, and the prior of each: a hash table by token over columns.
+// Not thread-safe.
 class CandidatePool {
  public:
-  static constexpr std::size_t kMax =
-      PromptLookup::kMaxCandidates + kRecycledOrders * kTopK +
-      kMaxStores * kLevels * kContinuations;  // that all sources can have
+  // Most candidates that all sources together can propose.
+  static constexpr std::size_t kMax = PromptLookup::kMaxCandidates + kRecycledOrders * kTopK +
+                                      kMaxStores * kLevels * kContinuations;
   static constexpr std::uint8_t kUnmatched = 255;
 
   std::size_t size = 0;
   std::array<Token, kMax> tokens;
-  std::array<std::uint32_t, kMax>
-      origins;  // bit 0: prompt lookup, bit 1: recycled logits, bit 2 + i: store i
-  std::array<std::uint8_t, kMax>
-      matched;                     // index among the candidates of prompt lookup, or kUnmatched
-  std::array<float, kMax> prior;   // probability by the rule
-  std::array<float, kMax> lookup;  // by the rule from prompt lookup alone
-  std::array<std::array<float, kMax>, kMaxStores> stores;  // from each store alone
+  // Bit 0: prompt lookup, bit 1: recycled logits, bit 2 + i: store i.
+  std::array<std::uint32_t, kMax> origins;
+  // The index among the candidates of prompt lookup, or kUnmatched.
+  std::array<std::uint8_t, kMax> matched;
+  std::array<float, kMax> prior;   // the probability by the fixed rule of CandidateTable
+  std::array<float, kMax> lookup;  // the same from prompt lookup alone
+  std::array<std::array<float, kMax>, kMaxStores> stores;  // the same from each store alone
 
+  // Remove all candidates, in constant time. `store_count`: stores of the next position.
   void clear(std::size_t store_count) {
     size = 0;
     store_count_ = store_count;
@@ -40,7 +41,8 @@ class CandidatePool {
     }
   }
 
-  // The row of `token` with `origin` among its origins; a new row if need be.
+  // Add a candidate of a source, whose bit in `origins` has number `origin`. Returns its row: the
+  // one that `token` has already, or a new one of zeros.
   std::uint16_t add(Token token, std::uint32_t origin) {
     Slot& slot = slots_[slot_of(token)];
     if (slot.round != round_) {

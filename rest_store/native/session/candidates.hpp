@@ -1,5 +1,9 @@
 // The candidates for one position of a draft tree and their features: a table with a row for each
 // candidate and a column for each feature that the gradient-boosted trees read.
+//
+// The prior chooses the candidates that become rows. It is a score by a fixed rule, which needs no
+// fitting. All sources together may propose hundreds of tokens, of which the trees score at most
+// kCandidates.
 #pragma once
 
 #include <bit>
@@ -11,12 +15,12 @@ namespace rest_store {
 
 constexpr std::size_t kCandidates = 32;   // rows of the table
 constexpr std::size_t kRankedStores = 2;  // frozen stores with columns of their own
-constexpr std::size_t kSuffixFeatures =
-    6;  // suffix lengths of a store that are features: longest, middle, 4, 3, 2, 1
+// Suffix lengths of a store that are features: the longest, the middle one, 4, 3, 2, 1.
+constexpr std::size_t kSuffixFeatures = 6;
 
 static_assert(kCandidates == kColumn);
 
-// The columns of the table. A calibration file refers to them by number.
+// The columns of the table. A calibration file refers to them by number, so none may move.
 enum Feature : std::size_t {
   kDepth,
   kParentScore,
@@ -45,10 +49,11 @@ enum Feature : std::size_t {
   kRecycledRank2,
   kRecycledRank3,
   kRecycledHitRate,
-  // The columns of the best frozen store, of the second, and of the best live one; others only add
-  // to the prior.
+  // Here begin the columns of the frozen store with the best hit rate, then of the second, then of
+  // the best live one. Other stores only add to the prior.
   kFirstStore,
 };
+// The columns of one store, from the first of them on.
 enum StoreFeature : std::size_t {
   kLength,
   kHitRate,
@@ -59,15 +64,15 @@ enum StoreFeature : std::size_t {
   kStoreFeatures = kCounts + kSuffixFeatures
 };
 constexpr std::size_t kLiveStore = kFirstStore + kRankedStores * kStoreFeatures;
-constexpr std::size_t kRecycledShare1 =
-    kLiveStore + kStoreFeatures;  // after the last token, the last two, ...
+// Of recycled logits, one column each for the last token, the last two, ...
+constexpr std::size_t kRecycledShare1 = kLiveStore + kStoreFeatures;
 constexpr std::size_t kRecycledTimes1 = kRecycledShare1 + kRecycledOrders;
 constexpr std::size_t kRecycledRank4 = kRecycledTimes1 + kRecycledOrders;
 constexpr std::size_t kFeatures = kRecycledRank4 + 1;
 constexpr std::array<std::size_t, kRecycledOrders> kRecycledRanks{kRecycledRank1, kRecycledRank2,
                                                                   kRecycledRank3, kRecycledRank4};
 
-// How often a source's best candidate was right of late; a running mean.
+// The share of recent steps in which a source's best candidate came next; a running mean.
 struct HitRate {
   static constexpr float kLatestShare = 0.06F;
 
@@ -84,7 +89,7 @@ struct HitRates {
 struct NodeFeatures {
   float depth = 0;
   float score = 1;
-  float probability = 1;    // that it is accepted, given that its parent is
+  float probability = 1;    // that it is accepted if its parent is
   float mean_accepted = 1;  // accepted length of recent steps
 };
 
@@ -95,7 +100,7 @@ struct SourceEvidence {
   std::vector<Evidence> stores;
   std::vector<bool> live;  // which of the stores use the columns of live ones
 
-  // The best candidate of each kind of source, for its hit rate; -1: none.
+  // The token of the best candidate of each kind of source, for its hit rate; -1: none.
   std::int64_t best_of_lookup() const {
     const LookupCandidate* best = nullptr;
     for (const LookupCandidate& candidate : lookup.candidates)
@@ -115,24 +120,35 @@ struct SourceEvidence {
   }
 };
 
+// Keeps its memory from one position to the next. Not thread-safe.
 class CandidateTable {
  public:
+  // Rows, at most kCandidates; row 0 has the greatest prior.
   std::size_t size() const { return size_; }
   Token token(std::size_t row) const { return pool_.tokens[order_[row]]; }
   std::uint32_t origins(std::size_t row) const { return pool_.origins[order_[row]]; }
   float prior(std::size_t row) const { return pool_.prior[order_[row]]; }
+  // The features, in the layout that IntegerTrees reads: column after column, kCandidates rows
+  // each. Only the first kLanes rows are set if there are no more candidates; those from size() on
+  // have no meaning.
   const float* columns() const { return columns_.data(); }
   float feature(std::size_t row, std::size_t column) const {
     return columns_[column * kCandidates + row];
   }
 
-  // Fill the table with the `limit` best candidates by the fixed rule, the best first.
+  // Fill the table with the candidates of greatest prior, the greatest first.
+  //
+  // `sources`: the evidence about this position. `hit_rates`: of the same stores. `node`: the
+  // features of the node before this position. `lookup`: has the text. `limit`: most rows, at most
+  // kCandidates.
   void fill(const SourceEvidence& sources, const HitRates& hit_rates, const NodeFeatures& node,
             const PromptLookup& lookup, std::size_t limit) {
     pool_.clear(sources.stores.size());
     set_priors(sources, hit_rates);
-    sort(limit);
-    set_features(sources, hit_rates, node, lookup);
+    choose_rows(limit);
+    set_node_features(sources, hit_rates, node);
+    set_candidate_features(sources, lookup);
+    set_recycled_features(sources);
     const auto frozen = best_stores<kRankedStores>(sources, hit_rates, false);
     for (std::size_t i = 0; i < kRankedStores; ++i)
       set_store_features(sources, hit_rates, frozen[i], kFirstStore + i * kStoreFeatures);
@@ -140,9 +156,11 @@ class CandidateTable {
   }
 
  private:
-  // The fixed rule: each source interpolates its suffix lengths, shortest first, where a shorter
-  // suffix counts for a few observations of the next longer one. Sources are mixed by hit rate and
-  // match length.
+  // The fixed rule, for each candidate of any source. Each source gives it a share, which is
+  // interpolated over the lengths of suffixes: from the shortest on, the share after a suffix
+  // counts for a few occurrences of the next longer one (as in interpolated backoff of n-gram
+  // models). The prior is the mean of these shares, weighted by the hit rates and match lengths of
+  // the sources.
   void set_priors(const SourceEvidence& sources, const HitRates& hit_rates) {
     float total = 1e-6F;  // of the weights of all sources
     total += add_lookup(sources.lookup, hit_rates.lookup);
@@ -152,7 +170,7 @@ class CandidateTable {
     for (std::size_t row = 0; row < pool_.size; ++row) pool_.prior[row] /= total;
   }
 
-  // Add the candidates of prompt lookup; returns the weight of the source.
+  // Add the candidates of prompt lookup. Returns the weight of the source.
   float add_lookup(const PromptMatches& lookup, const HitRate& hit_rate) {
     const float weight =
         lookup.length == 0 ? 0 : weight_of(hit_rate, static_cast<float>(lookup.length));
@@ -174,8 +192,9 @@ class CandidateTable {
     return weight;
   }
 
-  // Add the candidates of recycled logits; returns the weight of the source. The longest context
-  // that is known alone has a weight; the tokens of the shorter ones are candidates, too.
+  // Add the candidates of recycled logits. Returns the weight of the source. Tokens after the
+  // longest context that is known share that weight. Those after shorter ones are candidates
+  // without weight.
   float add_recycled(const std::array<LikelyTokens, kRecycledOrders>& recycled,
                      const HitRate& hit_rate) {
     float total = 0;
@@ -196,7 +215,7 @@ class CandidateTable {
     return total;
   }
 
-  // Add the candidates of a datastore; returns the weight of the source.
+  // Add the candidates of a datastore. Returns the weight of the source.
   float add_store(std::size_t store, const Evidence& evidence, const HitRate& hit_rate) {
     auto& interpolated = pool_.stores[store];
     for (std::size_t i = kLevels; i-- > 0;) {
@@ -220,13 +239,14 @@ class CandidateTable {
     return weight;
   }
 
+  // The weight of a source whose longest match has `length` tokens.
   static float weight_of(const HitRate& hit_rate, float length) {
     return (hit_rate.value * hit_rate.value + 0.01F) * length / (length + 2);
   }
 
-  // Order by prior, of equals the lesser token first, and keep the best: few of many, so that most
-  // are compared with the last of them alone.
-  void sort(std::size_t limit) {
+  // Choose the `limit` candidates of greatest prior, of equals the lesser token first, as rows.
+  // These are few of many, so that most are compared with the last of them alone.
+  void choose_rows(std::size_t limit) {
     size_ = 0;
     std::array<std::uint64_t, kCandidates> best;  // keys, ascending
     for (std::size_t row = 0; row < pool_.size; ++row) {
@@ -250,15 +270,15 @@ class CandidateTable {
 
   float& at(std::size_t column, std::size_t row) { return columns_[column * kCandidates + row]; }
   void set_column(std::size_t column, float value) {
-    float* to =
-        &columns_[column *
-                  kCandidates];  // in two parts of known size, which take an instruction or a few
+    float* to = &columns_[column * kCandidates];
+    // In two parts of known size: each takes an instruction or a few.
     std::fill_n(to, kLanes, value);
     if (lanes_ > kLanes) std::fill_n(to + kLanes, kLanes, value);
   }
 
-  void set_features(const SourceEvidence& sources, const HitRates& hit_rates,
-                    const NodeFeatures& node, const PromptLookup& lookup) {
+  // The columns that are the same for all candidates of a position.
+  void set_node_features(const SourceEvidence& sources, const HitRates& hit_rates,
+                         const NodeFeatures& node) {
     set_column(kDepth, node.depth);
     set_column(kParentScore, node.score);
     set_column(kParentProbability, node.probability);
@@ -266,8 +286,12 @@ class CandidateTable {
     set_column(kLookupLongest, static_cast<float>(sources.lookup.length));
     set_column(kLookupHitRate, hit_rates.lookup.value);
     set_column(kRecycledHitRate, hit_rates.recycled.value);
-    for (std::size_t i = 0; i < 3; ++i)
+    for (std::size_t i = 0; i < sources.lookup.counts.size(); ++i)
       set_column(kLookupCount1 + i, static_cast<float>(sources.lookup.counts[i]));
+  }
+
+  // The columns of each candidate, from its priors, from the text, and from prompt lookup.
+  void set_candidate_features(const SourceEvidence& sources, const PromptLookup& lookup) {
     std::array<Token, kCandidates> tokens;
     for (std::size_t row = 0; row < size_; ++row) tokens[row] = token(row);
     std::array<std::pair<std::uint32_t, std::uint32_t>, kCandidates> occurrences;
@@ -282,17 +306,23 @@ class CandidateTable {
       above += pool_.prior[pooled];
       const auto [count, age] = occurrences[row];
       at(kOccurrences, row) = static_cast<float>(count);
-      at(kLastSeen, row) = count == 0 ? 1e6F : static_cast<float>(age);
+      at(kLastSeen, row) = count == 0 ? kNeverSeen : static_cast<float>(age);
       at(kLookupInterpolated, row) = pool_.lookup[pooled];
       at(kAgreement, row) = static_cast<float>(std::popcount(pool_.origins[pooled]));
       const std::uint8_t matched = pool_.matched[pooled];
-      const bool has = matched != CandidatePool::kUnmatched;
-      const LookupCandidate& candidate = has ? sources.lookup.candidates[matched] : kNoCandidate;
+      const bool is_matched = matched != CandidatePool::kUnmatched;
+      const LookupCandidate& candidate =
+          is_matched ? sources.lookup.candidates[matched] : kNoCandidate;
       at(kLookupLength, row) = static_cast<float>(candidate.length);
-      at(kLookupAge, row) = has ? static_cast<float>(candidate.age) : 1e6F;
-      at(kLookupWritten, row) = has ? static_cast<float>(candidate.written) : -1;
-      for (std::size_t i = 0; i < 3; ++i) at(kLookupShare1 + i, row) = candidate.shares[i];
+      at(kLookupAge, row) = is_matched ? static_cast<float>(candidate.age) : kNeverSeen;
+      at(kLookupWritten, row) = is_matched ? static_cast<float>(candidate.written) : -1;
+      for (std::size_t i = 0; i < candidate.shares.size(); ++i)
+        at(kLookupShare1 + i, row) = candidate.shares[i];
     }
+  }
+
+  // The columns of recycled logits: after the last token, the last two, and so on.
+  void set_recycled_features(const SourceEvidence& sources) {
     for (std::size_t i = 0; i < kRecycledOrders; ++i) {
       const LikelyTokens& likely = sources.recycled[i];
       set_column(kRecycledRanks[i], static_cast<float>(likely.size() > 0 ? kTopK : kTopK + 1));
@@ -309,8 +339,8 @@ class CandidateTable {
 
   static constexpr std::size_t kNoStore = kMaxStores;
 
-  // The `count` stores, live or frozen ones, with the best hit rates, the better first; then
-  // kNoStore.
+  // The `count` stores with the best hit rates among the live or the frozen ones, the better first,
+  // of equals the first. kNoStore fills the places of stores that are missing.
   template <std::size_t count>
   static std::array<std::size_t, count> best_stores(const SourceEvidence& sources,
                                                     const HitRates& hit_rates, bool live) {
@@ -318,15 +348,19 @@ class CandidateTable {
     best.fill(kNoStore);
     for (std::size_t store = 0; store < sources.stores.size(); ++store) {
       if (sources.live[store] != live) continue;
-      std::size_t left = store;
-      for (std::size_t& store : best)
-        if (store == kNoStore || hit_rates.stores[store].value < hit_rates.stores[left].value)
-          if (std::swap(store, left); left == kNoStore) break;
+      std::size_t unplaced = store;
+      for (std::size_t& place : best) {
+        const bool is_better =
+            place == kNoStore || hit_rates.stores[place].value < hit_rates.stores[unplaced].value;
+        if (!is_better) continue;
+        std::swap(place, unplaced);
+        if (unplaced == kNoStore) break;
+      }
     }
     return best;
   }
 
-  // The columns from `first` on, of `store`.
+  // The columns of `store`, from `first` on; -1 in all of them if it is kNoStore.
   void set_store_features(const SourceEvidence& sources, const HitRates& hit_rates,
                           std::size_t store, std::size_t first) {
     if (store == kNoStore) {
@@ -359,32 +393,37 @@ class CandidateTable {
       const std::size_t column = (first + kShares + i) * kCandidates;
       for (const Continuation& next : level->next) {
         const std::size_t row = row_of_[*pooled++];
+        // Without a branch: the shares of tokens without a row go to the last element.
         columns_[select(row == kNoRow, kFeatures * kCandidates, column + row)] = next.share;
       }
     }
   }
 
-  // Observations of a longer suffix that the shorter one counts for, by order of the shares.
+  // Occurrences of the longer suffix for which the share after the shorter one counts, by index of
+  // the shares.
   static constexpr std::array<float, 3> kLookupPseudoCounts{8.0F, 3.0F, 1.0F};
   static constexpr float kStorePseudoCount = 3.0F;
   static constexpr std::uint64_t kMaxStoreCount = 10'000;  // occurrences that are believed
   // The probability of the likeliest recycled token after one, two, three and four tokens.
   static constexpr std::array<float, kRecycledOrders> kFirstShares{0.4F, 0.6F, 0.75F, 0.8F};
 
+  static constexpr float kNeverSeen = 1e6F;  // tokens since a token was seen that never was
   static constexpr std::uint8_t kNoRow = 255;
   static constexpr LookupCandidate kNoCandidate{};
 
   CandidatePool pool_;
-  // The rows of the pool of recycled logits and of the continuations of each store's levels.
+  // The rows of the pool that recycled logits have, and that the continuations of each level of
+  // each store have.
   std::array<std::array<std::uint16_t, kTopK>, kRecycledOrders> recycled_rows_{};
   std::array<std::array<std::array<std::uint16_t, kContinuations>, kLevels>, kMaxStores>
       store_rows_{};
   std::size_t size_ = 0;
   std::size_t lanes_ = kCandidates;                 // rows that are filled
   std::array<std::uint16_t, kCandidates> order_{};  // rows of the pool, best first
-  std::array<std::uint8_t, CandidatePool::kMax>
-      row_of_{};  // of each row of the pool in that order, or kNoRow
-  alignas(64) std::array<float, kFeatures * kCandidates + 1> columns_{};  // and what is of no row
+  // The place of each row of the pool in that order, or kNoRow.
+  std::array<std::uint8_t, CandidatePool::kMax> row_of_{};
+  // The last element takes values without a row.
+  alignas(64) std::array<float, kFeatures * kCandidates + 1> columns_{};
 };
 
 }  // namespace rest_store

@@ -1,5 +1,4 @@
-// Continuations of an n-gram: the most frequent next tokens of a match, counted, or estimated from
-// a sample.
+// Continuations of a match: its most frequent next tokens, counted, or estimated from a sample.
 #pragma once
 
 #include <array>
@@ -8,8 +7,9 @@
 
 namespace rest_store {
 
-constexpr std::size_t kContinuations = 16;  // next tokens kept of one match
+constexpr std::size_t kContinuations = 16;  // the most next tokens of one match
 
+// A hash of token ids, continued from `hash`.
 inline std::uint64_t hash_of(std::span<const Token> tokens, std::uint64_t hash = 0) {
   for (const Token token : tokens) {
     hash = (hash ^ token) * 0x9E3779B97F4A7C15ULL;
@@ -24,6 +24,7 @@ constexpr Token kNoToken = ~Token{0};
 // The tokens of a short suffix, the last one first, filled up with kNoToken.
 using ShortSuffix = std::array<Token, kShort>;
 
+// `tokens`: at most kShort, oldest first.
 inline ShortSuffix short_suffix(std::span<const Token> tokens) {
   ShortSuffix out;
   out.fill(kNoToken);
@@ -33,10 +34,10 @@ inline ShortSuffix short_suffix(std::span<const Token> tokens) {
 
 struct Continuation {
   Token token = 0;
-  float share = 0;  // estimated, of the match's occurrences
+  float share = 0;  // of the match's occurrences; estimated if not all of them were read
 };
 
-// The stride at which at most `samples` of `count` occurrences are read.
+// The least stride at which at most `samples` of `count` occurrences are read.
 inline std::uint64_t stride_of(std::uint64_t count, std::size_t samples) {
   return count <= samples ? 1 : (count + samples - 1) / samples;
 }
@@ -55,10 +56,12 @@ class TokenCounts {
  public:
   void clear() { sums_.clear(); }
 
-  // Of each shard, the tokens come in ascending order.
+  // Count a token. It is fast if the tokens of each shard come in ascending order.
   void add(Token token) {
-    if (last_ < sums_.size() && sums_[last_].token == token)
-      return static_cast<void>(++sums_[last_].count);
+    if (last_ < sums_.size() && sums_[last_].token == token) {
+      ++sums_[last_].count;
+      return;
+    }
     const auto is_same = [&](const Sum& sum) { return sum.token == token; };
     last_ =
         static_cast<std::size_t>(std::find_if(sums_.begin(), sums_.end(), is_same) - sums_.begin());
@@ -66,7 +69,8 @@ class TokenCounts {
     ++sums_[last_].count;
   }
 
-  // The most frequent tokens, of equal counts the lesser token first, as shares of `total`.
+  // Set `out` to the most frequent tokens, of equal counts the lesser token first, with their
+  // shares of `total`. Then the counts can only be cleared.
   void most_frequent(double total, Continuations& out) {
     const std::size_t size = std::min(sums_.size(), kContinuations);
     order(size);
@@ -75,7 +79,7 @@ class TokenCounts {
       out.top[i] = {sums_[i].token, static_cast<float>(sums_[i].count / total)};
   }
 
-  // All tokens, the most frequent first.
+  // Set `out` to all tokens, in the same order.
   void all(std::vector<Token>& out) {
     order(sums_.size());
     out.clear();
@@ -100,29 +104,29 @@ class TokenCounts {
   std::size_t last_ = 0;  // the sum of the token that was read last
 };
 
-// One match whose continuations are wanted: where its `length` tokens occur in each of `shards`,
-// and how many occurrences are read at most.
+// A request for the continuations of one match.
 struct ContinuationQuery {
   const std::vector<ShardView>* shards;
-  std::uint32_t vocabulary;
-  std::span<const Interval> intervals;
-  std::uint32_t length;
-  std::size_t samples;
-  Continuations* out;
-  const Sharing* sharing = nullptr;  // limits the reader; null: it may learn of everything
-  bool is_shared = true;             // whether it may learn of all occurrences of the match
+  std::uint32_t vocabulary;             // tokens are below it, separators are not
+  std::span<const Interval> intervals;  // the occurrences of the match, one for each shard
+  std::uint32_t length;                 // of the match, in tokens
+  std::size_t samples;                  // the most occurrences that are read
+  Continuations* out;                   // is overwritten
+  const Sharing* sharing = nullptr;     // limits the reader; null: it may learn of everything
+  bool is_shared = true;                // whether it may learn of all occurrences of the match
 };
 
 // Reads the next tokens of matches: all of them if they are few, else every n-th of the sorted
-// suffixes, which misses no token with more than n occurrences. The queries of one call overlap
-// their memory latencies. Keeps its memory between calls.
+// suffixes. That misses no token with n or more occurrences in one shard. The reads of all queries
+// of one call overlap (search/search.hpp). Keeps its memory between calls. Not thread-safe.
 //
 // Where a reader may not learn of everything, a token is left out unless enough groups wrote it
 // after the match, or the reader did, and its share counts no occurrence that the reader may not
 // learn of.
 class ContinuationReader {
  public:
-  // `meanwhile` is called while the first of what is read is on its way from memory.
+  // Answer all queries. `meanwhile()` is called once, while the first reads are on their way from
+  // memory.
   template <class Meanwhile>
   void read(std::span<const ContinuationQuery> queries, Meanwhile&& meanwhile) {
     probes_.clear();
@@ -132,38 +136,50 @@ class ContinuationReader {
       ends_.push_back(probes_.size());
     }
     meanwhile();
-    std::size_t next = 0;
-    for (std::size_t i = 0; i < queries.size(); ++i)
-      for (; next < ends_[i]; ++next) {
-        Probe& probe = probes_[next];
-        probe.at = probe.shard->position(probe.rank) + queries[i].length;
-        prefetch(probe.shard->suffix(probe.at));
-      }
-    next = 0;
+    for (std::size_t i = 0; i < queries.size(); ++i) read_positions(queries[i], probes_of(i));
     for (std::size_t i = 0; i < queries.size(); ++i) {
-      const std::size_t count = ends_[i] - next;
-      counts_.clear();
-      for (; next < ends_[i]; ++next) {
-        Probe& probe = probes_[next];
-        const std::uint8_t* suffix = probe.shard->suffix(probe.at);
-        probe.token = 0;
-        for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte)
-          probe.token = probe.token << 8 | suffix[byte];
-        if (probe.token < queries[i].vocabulary) counts_.add(probe.token);
-      }
+      const std::span<Probe> probes = probes_of(i);
+      count_tokens(queries[i], probes);
       if (queries[i].sharing == nullptr || !queries[i].is_shared)
-        counts_.most_frequent(static_cast<double>(count), *queries[i].out);
-      else keep_visible(queries[i], std::span(probes_).subspan(next - count, count));
+        counts_.most_frequent(static_cast<double>(probes.size()), *queries[i].out);
+      else keep_visible(queries[i], probes);
     }
   }
 
  private:
+  // An occurrence whose next token is read.
   struct Probe {
     const ShardView* shard;
     Rank rank;
-    Position at;
-    Token token;
+    Position at;  // of the next token
+    Token token;  // the next token
   };
+
+  // The probes of the i-th query.
+  std::span<Probe> probes_of(std::size_t i) {
+    const std::size_t begin = i == 0 ? 0 : ends_[i - 1];
+    return std::span(probes_).subspan(begin, ends_[i] - begin);
+  }
+
+  // Read the positions of the next tokens, and prefetch the tokens.
+  static void read_positions(const ContinuationQuery& query, std::span<Probe> probes) {
+    for (Probe& probe : probes) {
+      probe.at = probe.shard->position(probe.rank) + query.length;
+      prefetch(probe.shard->suffix(probe.at));
+    }
+  }
+
+  // Read the next tokens, and count them.
+  void count_tokens(const ContinuationQuery& query, std::span<Probe> probes) {
+    counts_.clear();
+    for (Probe& probe : probes) {
+      const std::uint8_t* suffix = probe.shard->suffix(probe.at);
+      probe.token = 0;
+      for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte)
+        probe.token = probe.token << 8 | suffix[byte];
+      if (probe.token < query.vocabulary) counts_.add(probe.token);
+    }
+  }
 
   // A token that follows a match, and how often, as far as the reader may learn.
   struct Counted {
@@ -171,8 +187,8 @@ class ContinuationReader {
     std::uint64_t count;
   };
 
-  // Set the continuations of a match of which the reader may learn, from all the tokens that
-  // `probes` have shown. The most frequent of these are looked at first, until there are enough.
+  // Set the continuations of a match to those of which the reader may learn, among the tokens of
+  // `probes`. The most frequent of these are checked first, until there are enough.
   void keep_visible(const ContinuationQuery& query, std::span<const Probe> probes) {
     std::uint64_t total = 0;
     for (const Interval& interval : query.intervals) total += interval.width();
@@ -180,16 +196,16 @@ class ContinuationReader {
     visible_.clear();
     for (std::size_t from = 0; from < tokens_.size() && visible_.size() < kContinuations;
          from += kContinuations) {
-      const auto some = std::span(tokens_).subspan(
+      const auto checked = std::span(tokens_).subspan(
           from, std::min<std::size_t>(kContinuations, tokens_.size() - from));
-      if (probes.size() == total) take_intervals(query, probes, some);
-      else find_intervals(query, some);
-      for (std::size_t i = 0; i < some.size(); ++i) {
+      if (probes.size() == total) take_intervals(query, probes, checked);
+      else find_intervals(query, checked);
+      for (std::size_t i = 0; i < checked.size(); ++i) {
         const auto intervals =
             std::span(intervals_).subspan(i * query.intervals.size(), query.intervals.size());
         if (const auto visible = query.sharing->visible(*query.shards, intervals);
             visible.count > 0)
-          visible_.push_back({some[i], visible.count});
+          visible_.push_back({checked[i], visible.count});
       }
     }
     const std::size_t size = std::min(visible_.size(), kContinuations);
@@ -203,8 +219,8 @@ class ContinuationReader {
     }
   }
 
-  // Set `intervals_` to where each of `tokens` follows the match, from the probes of all of its
-  // occurrences.
+  // Set `intervals_` to the occurrences of the match that each of `tokens` follows, for each token
+  // one interval of each shard. `probes` are all occurrences of the match.
   void take_intervals(const ContinuationQuery& query, std::span<const Probe> probes,
                       std::span<const Token> tokens) {
     intervals_.assign(tokens.size() * query.intervals.size(), {});
@@ -219,7 +235,7 @@ class ContinuationReader {
     }
   }
 
-  // The same, by binary searches.
+  // The same by binary searches.
   void find_intervals(const ContinuationQuery& query, std::span<const Token> tokens) {
     const std::size_t shards = query.intervals.size();
     patterns_.resize(tokens.size());
@@ -241,7 +257,7 @@ class ContinuationReader {
     }
   }
 
-  // Append the ranks that are read.
+  // Append the probes of a query, and prefetch their entries of the suffix array.
   void plan(const ContinuationQuery& query) {
     const std::vector<ShardView>& shards = *query.shards;
     if (query.sharing != nullptr && !query.is_shared) return plan_own(query);
@@ -249,8 +265,8 @@ class ContinuationReader {
     for (const Interval& interval : query.intervals) count += interval.width();
     if (count == 0) return;
     const std::uint64_t stride = stride_of(count, query.samples);
-    std::uint64_t skip =
-        stride / 2;  // carried from shard to shard, so that shares do not depend on their number
+    // Carried from shard to shard, so that the number of probes does not depend on that of shards.
+    std::uint64_t skip = stride / 2;
     for (std::size_t i = 0; i < shards.size(); ++i) {
       const Interval& interval = query.intervals[i];
       Rank rank = interval.begin + skip;
@@ -262,7 +278,7 @@ class ContinuationReader {
     }
   }
 
-  // The same of the reader's own occurrences.
+  // The same for the reader's own occurrences.
   void plan_own(const ContinuationQuery& query) {
     const std::vector<ShardView>& shards = *query.shards;
     std::uint64_t count = 0;
@@ -282,10 +298,10 @@ class ContinuationReader {
   }
 
   std::vector<Probe> probes_;
-  std::vector<std::size_t> ends_;  // of each query's probes
+  std::vector<std::size_t> ends_;  // the end of each query's probes
   TokenCounts counts_;
-  // Of a match that is shared: tokens that follow it, those that the reader may learn of, and where
-  // some of them are.
+  // Of a match that is shared: the tokens that follow it, those of which the reader may learn, and
+  // the intervals of those that are being checked.
   std::vector<Token> tokens_;
   std::vector<Counted> visible_;
   std::vector<Interval> intervals_;

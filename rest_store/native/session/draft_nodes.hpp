@@ -13,15 +13,19 @@ namespace rest_store {
 
 struct DraftNode {
   Token token;
-  std::int32_t parent;  // -1: child of the context
-  std::uint32_t depth;
-  std::uint32_t origins;
-  float score;        // probability that it is accepted
-  float probability;  // given that its parent is
+  std::int32_t parent;    // its index; -1: child of the context
+  std::uint32_t depth;    // in tokens; 1: child of the context
+  std::uint32_t origins;  // of its candidate
+  float score;            // probability that it is accepted
+  float probability;      // the same if its parent is accepted
 };
 
-// How many of `nodes`, in the order in which they were taken, make a step produce most tokens in
-// its time; of equals the fewest. `costs[n]` is the time of a step that verifies n nodes.
+// The number of `nodes`, in the order in which they were taken, with which a step produces most
+// tokens in its time; of equal rates the least number. `costs[n]` is the time of a step that
+// verifies n nodes, in any unit.
+//
+// A step produces one token, and each node with the probability that it is accepted: its score. A
+// further node pays if it adds more tokens, in proportion, than time.
 inline std::size_t pruned_size(std::span<const DraftNode> nodes, std::span<const double> costs) {
   double tokens = 1, best_rate = 0;
   std::size_t best = 0;
@@ -41,8 +45,8 @@ inline std::size_t pruned_size(std::span<const DraftNode> nodes, std::span<const
 inline std::vector<std::int32_t> put_in_verification_order(std::vector<DraftNode>& nodes) {
   std::vector<std::int32_t> moved_to(nodes.size(), -1);
   std::int32_t last = -1, size = 0;
-  for (std::size_t i = 0; i < nodes.size();
-       ++i)  // of a node's children, the most probable was taken first
+  // Of a node's children, the most probable one was taken first.
+  for (std::size_t i = 0; i < nodes.size(); ++i)
     if (nodes[i].parent == last) {
       last = static_cast<std::int32_t>(i);
       moved_to[i] = size++;
@@ -69,7 +73,8 @@ inline std::vector<std::int32_t> put_in_path_order(std::vector<DraftNode>& nodes
   for (std::size_t i = 0; i < nodes.size(); ++i)
     sibling_before[i] =
         std::exchange(last_child[index_of(nodes[i].parent)], static_cast<std::int32_t>(i));
-  std::vector<std::int32_t> moved_to(nodes.size()), open;  // open: the next one is the last
+  std::vector<std::int32_t> moved_to(nodes.size());
+  std::vector<std::int32_t> open;  // nodes that still have to be moved, the next one last
   const auto open_children = [&](std::size_t parent) {
     for (std::int32_t child = last_child[parent]; child >= 0;
          child = sibling_before[static_cast<std::size_t>(child)])
@@ -90,17 +95,18 @@ inline std::vector<std::int32_t> put_in_path_order(std::vector<DraftNode>& nodes
   return moved_to;
 }
 
-// A tree; a chain; or a lookahead: for the outcomes of a draft that is verified meanwhile, the
-// chains after them.
+// A lookahead is a draft for the step after the one that is verified now: for the likely outcomes
+// of that one, the chains after them.
 enum class Shape { kTree, kChain, kLookahead };
 
-// What is drafted. `costs[n]` is the time of a step that verifies n nodes, and there are more of
-// them than `max_nodes`; empty: all take the same. Of a lookahead: `verified` is the draft that is
-// verified meanwhile, `length` the most tokens of the next one.
+// Options of a draft. Owns nothing.
 struct DraftOptions {
   std::size_t max_nodes;
   Shape shape = Shape::kTree;
+  // costs[n] is the time of a step that verifies n nodes, and there are more of them than
+  // `max_nodes`. Empty: all steps take the same time.
   std::span<const double> costs;
+  // Of a lookahead: the draft that is verified meanwhile, and the most tokens of the next one.
   std::span<const Token> verified{};
   std::size_t length = 0;
 };

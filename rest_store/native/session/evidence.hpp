@@ -1,9 +1,22 @@
 // N-gram evidence of a datastore: the continuations of several suffixes of a context, from the
 // longest one that occurs down to one token, as in backoff language models.
 //
-// The evidence of a node of a draft tree follows from its parent's: the occurrences of a longer
-// suffix are a part of those of the shorter one. Short suffixes come up again and again, so theirs
-// are cached.
+// HINTS FROM THE PARENT. A node of a draft tree needs the occurrences of each suffix of its
+// context.
+//
+// The naive way: search all shards for each suffix. Each of the six searches halves the ranks of a
+// shard some 25 times, and most of these steps wait for memory.
+//
+// What this repeats: the context of a node is its parent's and one more token. If the parent's
+// suffix "a b" occurs at the ranks 1,000 to 1,200, then "a b c" can occur nowhere else, and since
+// suffixes are sorted, its ranks are an interval among these.
+//
+// The rule: the suffix of n + 1 tokens is searched within the parent's interval for n tokens, by
+// its last token alone. If all next tokens of the parent's suffix were read, their numbers tell the
+// interval without a search. No suffix is searched if the parent's does not occur; so no suffix of
+// a node is longer than its parent's longest and one token. Whole shards are searched for the
+// suffixes of the root (search/match.hpp) and for single tokens. Suffixes of at most kShort tokens
+// come up again and again, so their levels are cached (suffix_cache.hpp).
 #pragma once
 
 #include <cmath>
@@ -15,7 +28,7 @@
 
 namespace rest_store {
 
-constexpr std::size_t kLongLevels = 2;  // the longest, and one between it and the short ones
+constexpr std::size_t kLongLevels = 2;  // the longest suffix, and one between it and the short ones
 constexpr std::size_t kLevels = kLongLevels + kShort;
 
 // The evidence of one context. levels[0] is the longest suffix that occurs, levels[1] one between
@@ -39,10 +52,10 @@ struct Evidence {
 // Reads evidence from the shards of one datastore. Thread-safe: shards are read-only, and the cache
 // synchronizes itself.
 class EvidenceReader {
-  static constexpr std::size_t kLongSamples = 24,
-                               kShortSamples = 96;  // continuations read of one suffix
+  // The most occurrences of one suffix whose next tokens are read.
+  static constexpr std::size_t kLongSamples = 24, kShortSamples = 96;
 
-  // Levels of a parent that one more token makes long: its long ones, and that of kShort tokens.
+  // Levels of a parent that are long with one more token: its long ones, and that of kShort tokens.
   static constexpr std::size_t kExtendedLevels = kLongLevels + 1;
 
   // A request whose searches have begun.
@@ -50,8 +63,7 @@ class EvidenceReader {
     std::span<const Token> tail;
     Suffix suffix;
     std::array<std::size_t, kShort + 1> slots{};  // in the cache, by length of a short suffix
-    std::array<bool, kShort + 1>
-        missing{};  // by length: whether a short suffix is not in the cache
+    std::array<bool, kShort + 1> missing{};       // by length: whether it is not in the cache
 
     PendingRequest(std::span<const Token> tokens, std::uint32_t width)
         : tail(tokens), suffix(tokens.last(std::min(tokens.size(), kMaxSuffix)), width) {}
@@ -67,7 +79,7 @@ class EvidenceReader {
   };
 
  public:
-  // What a call of read() works with; keeps its memory. Of one call at a time.
+  // Buffers of a call of read(), reused by the next. One call uses them at a time.
   class Scratch {
     friend class EvidenceReader;
 
@@ -79,8 +91,8 @@ class EvidenceReader {
     std::vector<PendingLevel> searched, narrowed;  // in whole shards; within known intervals
     std::vector<ContinuationQuery> queries;
     std::vector<PendingRequest> pending;
-    std::vector<std::array<BackoffLevel, kExtendedLevels>>
-        long_levels;  // of each request, the longest first
+    // Of each request, the longest first.
+    std::vector<std::array<BackoffLevel, kExtendedLevels>> long_levels;
     std::vector<MatchQuery> matches;
     std::vector<Match> longest;  // of each request, if it is of a root
 
@@ -105,8 +117,10 @@ class EvidenceReader {
     }
   };
 
-  // `cache` belongs to the datastore. The entries of other readers are not used. `sharing`:
-  // limits the reader; null: it may learn of everything.
+  // `shards`: of the datastore, at least one; the memory that they point to outlives the reader.
+  // `vocabulary`: tokens are below it. `live`: whether the datastore holds text of the target
+  // model. `cache`: of the datastore; the entries of other readers are not used. `sharing`: limits
+  // the reader, one group for each shard; null: it may learn of everything.
   EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary, bool live,
                  std::shared_ptr<SuffixCache> cache, std::shared_ptr<const Sharing> sharing)
       : shards_(std::move(shards)),
@@ -118,20 +132,21 @@ class EvidenceReader {
   EvidenceReader(const EvidenceReader&) = delete;
   EvidenceReader& operator=(const EvidenceReader&) = delete;
 
-  std::uint32_t width() const { return shards_[0].width; }
-  bool live() const { return live_; }  // whether the datastore holds text of the target model
+  std::uint32_t width() const { return shards_[0].width; }  // bytes of a token
+  bool live() const { return live_; }
 
-  // A request for the evidence of the context that ends in `tail`: the context of `parent` and one
-  // more token or, without a parent, the root of a tree.
+  // A request for the evidence of the context that ends in `tail`, oldest token first.
   struct Request {
     EvidenceReader* reader;
-    const Evidence* parent;
+    const Evidence* parent;  // of the context without its last token; null: `tail` is of a root
     std::span<const Token> tail;
-    Evidence* out;
+    Evidence* out;  // is overwritten
   };
 
-  // Read the evidence of all `requests`, which overlap their memory latencies. `meanwhile` is
-  // called once, while the continuations are on their way from memory.
+  // Read the evidence of all `requests`, whose reads of memory overlap (search/search.hpp). The
+  // requests and all that they point to live until the call returns; `out` of one request may not
+  // be `parent` of another. `meanwhile()` is called once, while the continuations are on their way
+  // from memory. Thread-safe, with a scratch for each thread.
   template <class Meanwhile>
   static void read(std::span<const Request> requests, Scratch& scratch, Meanwhile&& meanwhile) {
     scratch.clear(requests.size());
@@ -170,7 +185,8 @@ class EvidenceReader {
       PendingRequest& pending = scratch.pending[i];
       if (pending.tail.empty()) continue;
       reader->short_levels(pending, parent, *out, scratch);
-      for (std::size_t level = 0; parent != nullptr && level < kExtendedLevels; ++level) {
+      if (parent == nullptr) continue;
+      for (std::size_t level = 0; level < kExtendedLevels; ++level) {
         const BackoffLevel& from = parent->levels[level];
         if (from.length == 0 || from.length >= std::min(kMaxSuffix, pending.tail.size())) continue;
         reader->narrow(from, pending.tail.back(), pending.suffix, scratch.long_levels[i][level],
@@ -179,8 +195,8 @@ class EvidenceReader {
     }
   }
 
-  // Find the longest matches of the roots among `requests`, and a level between them and the short
-  // ones.
+  // Find the longest matches of the roots among `requests`, and a level between these and the short
+  // ones. Only a root whose suffix of kShort tokens occurs can have a longer match.
   static void search_roots(std::span<const Request> requests, Scratch& scratch) {
     const auto may_be_long = [&](std::size_t i) {
       return requests[i].parent == nullptr && !scratch.pending[i].tail.empty() &&
@@ -205,15 +221,21 @@ class EvidenceReader {
       longest.length = match.length;
       longest.count = match.count;
       std::swap(longest.intervals, match.intervals);
-      if (match.length >= kShort + 3)
-        requests[i].reader->seek(scratch.pending[i].suffix, match.length > 9 ? 8 : match.length - 2,
-                                 middle, scratch);
+      if (const std::uint32_t length = middle_length(match.length); length > kShort)
+        requests[i].reader->seek(scratch.pending[i].suffix, length, middle, scratch);
     }
     finish_searches(scratch);
   }
 
-  // Keep the long levels that occur, and request the continuations of all levels that are not from
-  // the cache.
+  // The length of the suffix between a longest match and the short suffixes; it is read if it is
+  // longer than kShort. A long match often occurs once, in one text. A suffix of at most 8 tokens,
+  // and at least 2 tokens shorter, tells whether other texts go on differently.
+  static std::uint32_t middle_length(std::uint32_t longest) {
+    return std::min<std::uint32_t>(longest - 2, 8);
+  }
+
+  // Take over the long levels that occur, and request the continuations of all levels that are not
+  // from the cache.
   static void queue_continuations(std::span<const Request> requests, Scratch& scratch) {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const auto& [reader, parent, whole, out] = requests[i];
@@ -235,15 +257,15 @@ class EvidenceReader {
     }
   }
 
-  // The last tokens that are all in this vocabulary.
+  // The last tokens of `tail` from which on all are in this vocabulary.
   std::span<const Token> in_vocabulary(std::span<const Token> tail) const {
     std::size_t size = 0;
     while (size < tail.size() && tail[tail.size() - 1 - size] < vocabulary_) ++size;
     return tail.last(size);
   }
 
-  // Take the levels of the short suffixes from the cache, and begin to search for those that are
-  // not there, among the occurrences of the parent's if there is one.
+  // Take the levels of the short suffixes from the cache, and begin to search for the others: among
+  // the occurrences of the parent's suffix if there is a parent, else in whole shards.
   void short_levels(PendingRequest& pending, const Evidence* parent, Evidence& out,
                     Scratch& scratch) {
     const auto& [tail, suffix, slots, unused] = pending;
@@ -277,33 +299,47 @@ class EvidenceReader {
                                     scratch.searched.size() - 1);
   }
 
-  // Begin to search for the occurrences of `from` that continue with `token`, the last one of
-  // `suffix`.
+  // Set `to` to the occurrences of `from` that continue with `token`, the last one of `suffix`, or
+  // begin to search for them.
   void narrow(const BackoffLevel& from, Token token, const Suffix& suffix, BackoffLevel& to,
               Scratch& scratch) const {
     to.length = from.length + 1;
-    if (sharing_ == nullptr && from.next.size < kContinuations &&
-        stride_of(from.count, samples_of(from.length)) == 1) {
-      // All occurrences were read. In each shard they are in the order of their next tokens.
-      float less = 0, same = 0;
-      for (const Continuation& next : from.next) {
-        if (next.token < token) less += next.share;
-        if (next.token == token) same = next.share;
-      }
-      if (same == 0) return to.clear();
-      const auto is_empty = [](const Interval& ranks) { return ranks.width() == 0; };
-      const auto part = std::find_if_not(from.intervals.begin(), from.intervals.end(), is_empty);
-      if (same == 1 || std::all_of(part + 1, from.intervals.end(), is_empty)) {
-        const auto count = static_cast<float>(from.count);
-        to.intervals = from.intervals;
-        to.count = static_cast<std::uint64_t>(std::lround(same * count));
-        if (same == 1) return;
-        Interval& ranks = to.intervals[static_cast<std::size_t>(part - from.intervals.begin())];
-        ranks.begin += static_cast<Rank>(std::lround(less * count));
-        ranks.end = ranks.begin + to.count;
-        return;
-      }
+    if (!infer_narrowed(from, token, to)) search_narrowed(from, suffix, to, scratch);
+  }
+
+  // Infer these occurrences from the continuations of `from`. Returns false, with `to` as it was,
+  // if that is not possible: all occurrences of `from` have to be read, and either all of them
+  // continue with `token`, or all are in one shard, where they are in the order of their next
+  // tokens.
+  bool infer_narrowed(const BackoffLevel& from, Token token, BackoffLevel& to) const {
+    const bool are_all_read = sharing_ == nullptr && from.next.size < kContinuations &&
+                              stride_of(from.count, samples_of(from.length)) == 1;
+    if (!are_all_read) return false;
+    float less = 0, same = 0;  // shares of lesser next tokens, and of `token`
+    for (const Continuation& next : from.next) {
+      if (next.token < token) less += next.share;
+      if (next.token == token) same = next.share;
     }
+    if (same == 0) {
+      to.clear();
+      return true;
+    }
+    const auto is_empty = [](const Interval& ranks) { return ranks.width() == 0; };
+    const auto first = std::find_if_not(from.intervals.begin(), from.intervals.end(), is_empty);
+    if (same != 1 && !std::all_of(first + 1, from.intervals.end(), is_empty)) return false;
+    const auto count = static_cast<float>(from.count);
+    to.intervals = from.intervals;
+    to.count = static_cast<std::uint64_t>(std::lround(same * count));
+    if (same == 1) return true;
+    Interval& ranks = to.intervals[static_cast<std::size_t>(first - from.intervals.begin())];
+    ranks.begin += static_cast<Rank>(std::lround(less * count));
+    ranks.end = ranks.begin + to.count;
+    return true;
+  }
+
+  // Begin to search for these occurrences within the intervals of `from`.
+  void search_narrowed(const BackoffLevel& from, const Suffix& suffix, BackoffLevel& to,
+                       Scratch& scratch) const {
     scratch.narrowed.push_back({&to, this, scratch.boundaries.size()});
     for (std::size_t i = 0; i < shards_.size(); ++i)
       for (const bool after : {false, true})
@@ -311,7 +347,8 @@ class EvidenceReader {
                                       from.intervals[i].begin, from.intervals[i].end, 0});
   }
 
-  // Finish all searches; clear the levels of suffixes that do not occur.
+  // Finish all searches, and set the levels that they are for. Levels of suffixes that do not
+  // occur, or of which the reader may not learn, are cleared.
   static void finish_searches(Scratch& scratch) {
     if (!scratch.searched.empty())
       locate(scratch.searches, scratch.searched.size(), scratch.decided);
@@ -350,7 +387,7 @@ class EvidenceReader {
     scratch.clear_searches();
   }
 
-  // How many occurrences of a suffix of `length` tokens have their continuations read, at most.
+  // The most occurrences of a suffix of `length` tokens whose next tokens are read.
   static std::size_t samples_of(std::uint32_t length) {
     return length > kShort ? kLongSamples : kShortSamples;
   }
@@ -362,6 +399,7 @@ class EvidenceReader {
                                level.is_shared});
   }
 
+  // Put the short levels into the cache that were not there.
   void cache(const PendingRequest& pending, const Evidence& out) {
     for (std::uint32_t length = 1; length <= kShort; ++length)
       if (pending.missing[length])

@@ -7,8 +7,6 @@
 
 namespace rest_store {
 
-// From this score on, all candidates of a node are scored, not the first few alone.
-constexpr float kProbable = 0.3F;
 // The probability assumed of a child that is not known yet, when deciding whether to look for it.
 constexpr float kChildProbability = 0.45F;
 
@@ -27,57 +25,61 @@ struct LowerPriority {
   }
 };
 
+// Not thread-safe.
 class Frontier {
  public:
   void clear() {
-    nodes_.clear();
+    candidates_.clear();
     cutoff_ = 0;
   }
-  bool empty() const { return nodes_.empty(); }
-  // Nodes of a lower score will not be taken any more.
+  bool empty() const { return candidates_.empty(); }
+  // No candidate with a lower score will be taken any more.
   float cutoff() const { return cutoff_; }
 
-  void push(const OpenCandidate& node) {
-    nodes_.push_back(node);
-    std::push_heap(nodes_.begin(), nodes_.end(), LowerPriority());
+  void push(const OpenCandidate& candidate) {
+    candidates_.push_back(candidate);
+    std::push_heap(candidates_.begin(), candidates_.end(), LowerPriority());
   }
 
+  // Remove and return the best candidate; the frontier is not empty.
   OpenCandidate pop() {
-    std::pop_heap(nodes_.begin(), nodes_.end(), LowerPriority());
-    const OpenCandidate best = nodes_.back();
-    nodes_.pop_back();
+    std::pop_heap(candidates_.begin(), candidates_.end(), LowerPriority());
+    const OpenCandidate best = candidates_.back();
+    candidates_.pop_back();
     return best;
   }
 
   // Whether a likely child of a node with this score would be among the `left` nodes still to be
-  // taken. Counting the better nodes is faster than selecting the last of the best `left`.
+  // taken. If not, the cutoff rises to that child's score. Counting the better candidates is faster
+  // than selecting the last of the best `left`.
   bool may_contribute(float score, std::size_t left) {
-    if (left == 0 || nodes_.size() < left) return left > 0;
+    if (left == 0 || candidates_.size() < left) return left > 0;
     drop_beyond(left);
     const float child = score * kChildProbability;
     std::size_t better = 0;
-    for (const OpenCandidate& node : nodes_) better += node.score >= child;
+    for (const OpenCandidate& candidate : candidates_) better += candidate.score >= child;
     if (better < left) return true;
     cutoff_ = std::max(cutoff_, child);
     return false;
   }
 
  private:
-  static constexpr std::size_t kSlack =
-      32;  // nodes kept beyond those that can be taken, before they are dropped
+  // The heap may hold this many candidates, and twice those that can be taken, before it is cut.
+  static constexpr std::size_t kSlack = 32;
 
-  // Now and then, drop the nodes that will not be taken: all but the `count` best.
+  // Now and then, drop the candidates that will not be taken: all but the `count` best.
   void drop_beyond(std::size_t count) {
-    if (nodes_.size() <= 2 * count + kSlack) return;
+    if (candidates_.size() <= 2 * count + kSlack) return;
+    const auto last = candidates_.begin() + static_cast<std::ptrdiff_t>(count) - 1;
     std::nth_element(
-        nodes_.begin(), nodes_.begin() + static_cast<std::ptrdiff_t>(count) - 1, nodes_.end(),
+        candidates_.begin(), last, candidates_.end(),
         [](const OpenCandidate& a, const OpenCandidate& b) { return LowerPriority()(b, a); });
-    cutoff_ = nodes_[count - 1].score;
-    nodes_.resize(count);
-    std::make_heap(nodes_.begin(), nodes_.end(), LowerPriority());
+    cutoff_ = candidates_[count - 1].score;
+    candidates_.resize(count);
+    std::make_heap(candidates_.begin(), candidates_.end(), LowerPriority());
   }
 
-  std::vector<OpenCandidate> nodes_;  // a heap
+  std::vector<OpenCandidate> candidates_;  // a heap
   float cutoff_ = 0;
 };
 

@@ -15,7 +15,7 @@ namespace rest_store {
 
 constexpr std::size_t kGbdtDepth = 6;
 
-// In files as in memory.
+// A tree, in files as in memory.
 struct ObliviousTree {
   std::array<std::uint16_t, kGbdtDepth> features{};
   std::array<float, kGbdtDepth> thresholds{};  // a greater feature sets the level's bit
@@ -24,12 +24,12 @@ struct ObliviousTree {
 static_assert(sizeof(ObliviousTree) ==
               2 * kGbdtDepth + 4 * kGbdtDepth + (std::size_t{4} << kGbdtDepth));
 
-// Trees as they are fitted and kept in files; IntegerTrees evaluates them.
+// Trees as they are fitted and stored in files. IntegerTrees evaluates them.
 struct Gbdt {
   float base = 0;
   std::vector<ObliviousTree> trees;
 
-  // Whether all numbers are finite, and any sum of leaves.
+  // Whether all numbers are finite, and every sum of leaves, too.
   bool finite() const {
     double bound = std::abs(static_cast<double>(base));
     for (const ObliviousTree& tree : trees) {
@@ -46,8 +46,8 @@ struct Gbdt {
   }
 };
 
-// What to subtract from log odds up to `greatest`, so that the sum of their exponentials does not
-// overflow.
+// The number to subtract from log odds, of which the greatest is `greatest`. Then the sum of their
+// exponentials does not overflow.
 inline float softmax_shift(float greatest) { return std::max(0.0F, greatest - 80.0F); }
 
 }  // namespace rest_store

@@ -1,5 +1,5 @@
 // Fits gradient-boosted trees to labelled rows: second-order boosting on binned features. The rows
-// of a group are the candidates for one position, of which at most one is right; the loss is that
+// of a group are the candidates for one position, of which at most one is right. The loss is that
 // of a softmax over them and "none of these".
 #pragma once
 
@@ -19,10 +19,11 @@ struct GbdtOptions {
   double row_share;  // of the groups, sampled anew for each tree
 };
 
+// Reads the rows when it is constructed; the labels and the ends outlive it. Not thread-safe.
 class GbdtFitter {
  public:
-  // `rows`: float[count, features], row by row; `labels`: 0 or 1; `ends`: of the groups, ascending,
-  // the last is `count`.
+  // `rows`: float[count, features], row by row, finite. `labels`: of each row, 0 or 1. `ends`: the
+  // row behind each group, ascending; the last is `count`.
   GbdtFitter(std::span<const float> rows, std::span<const std::uint8_t> labels,
              std::span<const std::uint32_t> ends, std::size_t features)
       : labels_(labels),
@@ -40,6 +41,7 @@ class GbdtFitter {
     }
   }
 
+  // Fit trees. The same arguments give the same trees.
   Gbdt fit(const GbdtOptions& options) {
     Gbdt gbdt;
     gbdt.base = -3;

@@ -1,9 +1,9 @@
 // Gradient-boosted decision trees as they are evaluated: 16 or 32 rows at once, in integers.
 //
-// A model compares a feature with few thresholds, again and again: each such split is made once for
-// all rows, and a tree reads its six. Leaves are 16-bit multiples of one quantum, so that all rows
-// take theirs from a few registers, and so that sums are the same, bit for bit, whatever
-// instructions and in whatever order they add them up.
+// The trees of a model compare a feature with few thresholds, again and again. So each comparison,
+// a split, is made once for all rows, and a tree reads the results of its six. Leaves are 16-bit
+// multiples of one quantum: all rows take theirs from a few registers, and their sum is the same,
+// bit for bit, with any instructions and in any order.
 #pragma once
 
 #include <cstring>
@@ -28,7 +28,7 @@ constexpr std::size_t kColumn = 2 * kLanes;
 
 enum class Instructions { kPortable, kAvx2, kAvx512 };
 
-// Whether this machine has them.
+// Whether this machine has these instructions.
 inline bool has(Instructions instructions) {
 #ifdef REST_STORE_AVX2
   if (instructions == Instructions::kAvx2) return __builtin_cpu_supports("avx2") != 0;
@@ -63,7 +63,8 @@ class IntegerTrees {
   };
   using Scratch = std::vector<Bytes>;  // keeps its memory
 
-  // Log odds of `kLanes` rows, or of twice as many if `is_wide`, in `columns`.
+  // Write the log odds of the first kLanes rows of `columns`, or of twice as many if `is_wide`, to
+  // `out`. Each thread has its own scratch. `instructions`: the machine has them.
   void evaluate(const float* columns, bool is_wide, float* out, Scratch& scratch,
                 Instructions instructions = best_instructions()) const {
     alignas(64) std::int32_t sums[2 * kLanes];
@@ -85,9 +86,10 @@ class IntegerTrees {
     std::size_t feature, end;
   };
 
-  using Splits =
-      std::array<std::uint32_t, kGbdtDepth>;  // of a tree: the number of each, times kLanes
-  struct alignas(64) Leaves {  // of a tree: as words, and in sets of low and of high bytes
+  // The splits of a tree: the number of each, times kLanes.
+  using Splits = std::array<std::uint32_t, kGbdtDepth>;
+  // The leaves of a tree: as words, and in sets of low and of high bytes.
+  struct alignas(64) Leaves {
     std::array<std::int16_t, std::size_t{1} << kGbdtDepth> words;
     std::array<std::array<std::array<std::uint8_t, kSet>, 2>, kSets> bytes;
   };
@@ -114,10 +116,10 @@ class IntegerTrees {
       Splits& splits = splits_.emplace_back();
       for (std::size_t level = 0; level < kGbdtDepth; ++level) {
         const std::vector<float>& thresholds = of_feature[tree.features[level]];
-        const auto found =
+        const auto threshold =
             std::lower_bound(thresholds.begin(), thresholds.end(), tree.thresholds[level]);
         const std::size_t number =
-            first[tree.features[level]] + static_cast<std::size_t>(found - thresholds.begin());
+            first[tree.features[level]] + static_cast<std::size_t>(threshold - thresholds.begin());
         splits[level] = static_cast<std::uint32_t>(kLanes * number);
       }
     }
@@ -195,9 +197,8 @@ class IntegerTrees {
     split_portable<groups>(columns, greater);
     std::array<std::int32_t, groups * kLanes> out{};
     for (std::size_t tree = 0; tree < leaves_.size(); ++tree)
-      for (std::size_t row = 0; row < groups * kLanes;
-           row += 8) {  // a byte of a word for each of eight
-        std::uint64_t leaves = 0;
+      for (std::size_t row = 0; row < groups * kLanes; row += 8) {
+        std::uint64_t leaves = 0;  // a byte for each of eight rows: the number of its leaf
         for (std::size_t level = 0; level < kGbdtDepth; ++level) {
           std::uint64_t rows;
           std::memcpy(&rows, greater + groups * splits_[tree][level] + row, sizeof rows);
@@ -228,7 +229,7 @@ class IntegerTrees {
     }
   }
 
-  // What is read of a split, in the lower bytes.
+  // The bytes of a split for `groups` times kLanes rows, in the lower bytes of the register.
   template <std::size_t groups>
   REST_STORE_AVX512 static __m256i load_avx512(const std::uint8_t* at) {
     if constexpr (groups == 2) return _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
@@ -247,8 +248,8 @@ class IntegerTrees {
     for (const std::size_t end : blocks_) {
       __m512i block = _mm512_setzero_si512();
       for (; tree < end; ++tree) {
-        __m256i leaf = load_avx512<groups>(
-            greater + groups * splits_[tree][0]);  // bits above the sixth are not read
+        // Bits above the sixth are not read.
+        __m256i leaf = load_avx512<groups>(greater + groups * splits_[tree][0]);
         for (std::size_t level = 1; level < kGbdtDepth; ++level) {
           const __m256i bit = _mm256_set1_epi8(static_cast<char>(1 << level));
           const __m256i rows = load_avx512<groups>(greater + groups * splits_[tree][level]);
@@ -344,7 +345,7 @@ class IntegerTrees {
   std::vector<Column> columns_;
   std::vector<Splits> splits_;       // of each tree
   std::vector<Leaves> leaves_;       // of each tree
-  std::vector<std::size_t> blocks_;  // trees whose sums fit into 16 bits: where each block ends
+  std::vector<std::size_t> blocks_;  // the ends of blocks of trees, whose sums fit into 16 bits
 };
 
 // The trees for steps with frozen stores alone, and those for steps in which a live store takes

@@ -12,7 +12,7 @@
 
 namespace rest_store {
 
-constexpr std::size_t kTopK = 8;  // most likely tokens kept of one context
+constexpr std::size_t kTopK = 8;  // likely tokens of one context
 
 // The most likely tokens of one forward pass, the likeliest first.
 struct TopTokens {
@@ -25,10 +25,9 @@ struct TopTokens {
 class LikelyTokens {
  public:
   std::size_t size() const { return size_; }  // 0: unknown
-  std::span<const Token> tokens() const {
-    return std::span(tokens_).first(size_);
-  }  // of descending weight
-  std::uint32_t times() const { return times_; }  // passes
+  // In order of descending weight; valid until the next learn().
+  std::span<const Token> tokens() const { return std::span(tokens_).first(size_); }
+  std::uint32_t times() const { return times_; }  // passes so far, at most kMaxTimes
 
   // The weight of the i-th token, as a share of its weight had it always been the likeliest.
   float share(std::size_t i) const {
@@ -36,6 +35,7 @@ class LikelyTokens {
            kWhole[std::min<std::size_t>(times_, kWhole.size() - 1)];
   }
 
+  // Learn the likely tokens of a further pass.
   void learn(const TopTokens& top) {
     const LikelyTokens before = *this;
     size_ = 0;
@@ -54,14 +54,14 @@ class LikelyTokens {
 
  private:
   static constexpr std::uint32_t kOnce = 8192;    // weight of the likeliest token of one pass
-  static constexpr std::uint8_t kMaxTimes = 255;  // the times stop counting there
-  static constexpr auto kWhole =
-      [] {  // the weight of a token that was always the likeliest, by times
-        std::array<float, 32> out{};
-        for (std::size_t times = 1; times < out.size(); ++times)
-          out[times] = 0.8F * out[times - 1] + kOnce;
-        return out;
-      }();
+  static constexpr std::uint8_t kMaxTimes = 255;  // further passes are not counted
+  // By times, the weight of a token that was always the likeliest.
+  static constexpr auto kWhole = [] {
+    std::array<float, 32> out{};
+    for (std::size_t times = 1; times < out.size(); ++times)
+      out[times] = 0.8F * out[times - 1] + kOnce;
+    return out;
+  }();
 
   static std::uint32_t weight_of(const TopTokens& top, std::ptrdiff_t rank) {
     return rank == top.size ? 0 : kOnce / static_cast<std::uint32_t>((rank + 1) * (rank + 1));

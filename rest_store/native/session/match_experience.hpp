@@ -30,10 +30,11 @@ inline std::size_t class_of_match(MatchKind kind, std::uint32_t length) {
   return static_cast<std::size_t>(kind) * kLongMatches.size() + reached - 1;
 }
 
+// Not thread-safe.
 class MatchExperience {
  public:
-  // A token that continues a match of this class had `probability` by the trees, and came next or
-  // did not.
+  // Learn from a token that continued a match of this class. `probability`: by the trees, that it
+  // comes next. `right`: whether it did.
   void learn(std::size_t of_class, float probability, bool right) {
     Counts& counts = counts_[of_class];
     counts.tried += 1;
@@ -41,7 +42,8 @@ class MatchExperience {
     counts.right += static_cast<float>(right);
   }
 
-  // Add the experience of one step. Old experience is halved now and then.
+  // Add the experience of one step, which has turned `before` into `after`. Old experience is
+  // halved now and then.
   void add(const MatchExperience& before, const MatchExperience& after) {
     for (std::size_t i = 0; i < kMatchClasses; ++i) {
       Counts& counts = counts_[i];
@@ -52,8 +54,8 @@ class MatchExperience {
     }
   }
 
-  // By class, the factor for the odds: by experience with one text, and by this with all texts,
-  // which counts for a bounded number of tokens.
+  // The factor for the odds, by class: from the experience with one text, and from this one with
+  // all texts, which counts for at most kSharedWeight tokens.
   std::array<float, kMatchClasses> odds_ratios(const MatchExperience& of_text) const {
     std::array<float, kMatchClasses> out;
     for (std::size_t i = 0; i < kMatchClasses; ++i) {
@@ -71,7 +73,9 @@ class MatchExperience {
   static constexpr float kAssumed = 1;         // right and wrong tokens assumed before any
 
   struct Counts {
-    float tried = 0, promised = 0, right = 0;
+    float tried = 0;     // tokens that continued a match
+    float promised = 0;  // the sum of their probabilities
+    float right = 0;     // those that came next
 
     void add(const Counts& other, float weight) {
       tried += weight * other.tried;

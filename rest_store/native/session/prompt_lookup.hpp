@@ -2,12 +2,13 @@
 // occurrences of the context's suffixes in the prompt and the output so far, at several suffix
 // lengths.
 //
-// For each of a few lengths, a hash table holds where each n-gram of that length ended last, and
-// each position links to the occurrence before. Appending a token and reading a bounded number of
-// recent occurrences take constant time, whatever the length of the text and whatever stands in it:
-// each of them reads a bounded number of entries of a table, also of a text that was made so that
-// its n-grams meet in one place. What such a text has too many of is forgotten, the oldest first;
-// it loses drafts of its own session, and costs nobody time.
+// For each of a few lengths, a hash table has the position at which each n-gram of that length
+// ended last, and each position links to the occurrence before. So a token is appended, and a
+// bounded number of recent occurrences is read, in constant time, whatever the length of the text.
+//
+// A text may be made so that its n-grams meet in one place of a table. Even there a look-up reads a
+// bounded number of entries. N-grams for which there is no place are forgotten, the oldest first.
+// So such a text loses drafts of its own session, and costs nobody time.
 //
 // References, which the output will probably resemble, come before the prompt. After each of them
 // is a separator, which no match and no continuation crosses.
@@ -20,39 +21,44 @@
 
 namespace rest_store {
 
+// The lengths of the n-grams, in tokens.
 constexpr std::array<std::uint32_t, 5> kOrders{1, 2, 3, 4, 8};
 
 // A token that followed an occurrence.
 struct LookupCandidate {
   Token token = 0;
   std::uint32_t length = 0;  // of the longest match that it follows, in tokens
-  std::uint32_t age =
-      0;  // tokens since it last followed a match of the longest order that it follows
+  // Tokens since it last followed a match of the longest order that it follows.
+  std::uint32_t age = 0;
   bool written = false;  // whether that was in the output or a reference, not in the prompt
-  std::array<float, 3> shares{};  // of recent occurrences of the suffixes of 1, 2 and 4 tokens,
-                                  // recent ones weigh more
+  // After the suffixes of 1, 2 and 4 tokens, its share of the recent occurrences. Recent ones weigh
+  // more.
+  std::array<float, 3> shares{};
 };
 
+// The candidates of prompt lookup for one position.
 struct PromptMatches {
   std::uint32_t length = 0;  // of the longest match, in tokens
-  std::array<std::uint32_t, 3>
-      counts{};  // occurrences seen of the suffixes of 1, 2 and 4 tokens, bounded
+  // The occurrences of the suffixes of 1, 2 and 4 tokens that were read, at most kWalk.
+  std::array<std::uint32_t, 3> counts{};
   std::vector<LookupCandidate> candidates;
 };
 
+// Owns the text of one generation. Not thread-safe.
 class PromptLookup {
  public:
-  // Before the prompt.
+  // Append a reference. Called before the prompt is appended.
   void add_reference(std::span<const Token> tokens) {
     append(tokens);
     append(std::span(&kNoToken, 1));
     text_ = tokens_.size();
   }
 
-  // The tokens so far are the prompt; the output follows.
+  // End the prompt: tokens that are appended later are the output.
   void end_prompt() { prompt_ = tokens_.size(); }
 
-  // If there is not enough memory, the text is as it was.
+  // Append tokens to the text. Throws std::bad_alloc, with the text as it was, if there is not
+  // enough memory.
   void append(std::span<const Token> tokens) {
     const std::size_t from = tokens_.size(), size = from + tokens.size();
     for (Table& table : tables_) table.reserve(table.used + tokens.size());
@@ -64,26 +70,26 @@ class PromptLookup {
       occurrence_[i] = before_[i][0] == 0 ? 1 : occurrence_[before_[i][0] - 1] + 1;
   }
 
-  // Prompt and output.
+  // Prompt and output, without references; valid until the next append().
   std::span<const Token> text() const { return std::span(tokens_).subspan(text_); }
 
-  static constexpr std::size_t kWalk = 24;  // occurrences seen of one suffix
+  static constexpr std::size_t kWalk = 24;  // the most occurrences of one suffix that are read
   static constexpr std::size_t kMaxCandidates = kWalk * kOrders.size();
 
-  // Most bytes that a token may take; tables are at most half full and double.
+  // The most bytes that a token may take. Tables are at most half full, and double when they grow.
   static constexpr std::size_t kTokenMemory =
       4 * sizeof(std::uint32_t) +
       kOrders.size() * (2 * sizeof(std::uint32_t) + 4 * 2 * sizeof(std::uint32_t));
 
-  // Most entries of a table that are read to find one n-gram; for tests.
+  // The most entries of a table that are read to find one n-gram; for tests.
   std::size_t longest_probe() const {
     std::size_t longest = 0;
     for (const Table& table : tables_) longest = std::max(longest, table.longest_probe());
     return longest;
   }
 
-  // For each of `tokens`, how often it occurs, and how many tokens ago last. The look-ups overlap
-  // their memory latencies.
+  // Write for each of `tokens` the number of its occurrences, and of tokens since the last of them;
+  // 0 and 0 if there is none. `out` has room for one pair each. The reads of all tokens overlap.
   void occurrences(std::span<const Token> tokens,
                    std::pair<std::uint32_t, std::uint32_t>* out) const {
     for (const Token token : tokens) tables_[0].prefetch_slot(tag_of(std::span(&token, 1)));
@@ -91,19 +97,21 @@ class PromptLookup {
       out[i].second = tables_[0].last(tag_of(tokens.subspan(i, 1)));
       if (out[i].second != 0) prefetch(&occurrence_[out[i].second - 1]);
     }
-    for (std::size_t i = 0; i < tokens.size(); ++i)
-      if (const std::uint32_t end = out[i].second; end == 0) out[i] = {0, 0};
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      const std::uint32_t end = out[i].second;
+      if (end == 0) out[i] = {0, 0};
       else out[i] = {occurrence_[end - 1], static_cast<std::uint32_t>(tokens_.size()) - end};
+    }
   }
 
-  // Prefetch the memory that find() reads first.
+  // Prefetch the memory that find() reads first for this tail.
   void prefetch_for(std::span<const Token> tail) const {
     for (std::size_t i = 0; i < kOrders.size() && kOrders[i] <= tail.size(); ++i)
       tables_[i].prefetch_slot(tag_of(tail.last(kOrders[i])));
   }
 
-  // Find the continuations of suffixes of `tail`: the last tokens of this text and, behind
-  // them, a path.
+  // Find the continuations of the suffixes of `tail`: the last tokens of this text and, after them,
+  // those of a path of the draft. `out` is overwritten.
   void find(std::span<const Token> tail, PromptMatches& out) const {
     out.length = 0;
     out.counts = {};
@@ -122,12 +130,12 @@ class PromptLookup {
   }
 
  private:
-  static constexpr std::uint32_t kVisited =
-      256;  // among others, should a text be made of n-grams with the same tag
-  static constexpr std::uint32_t kCompared = 48;  // tokens compared to tell the length of a match
+  // The most positions that a walk visits, should a text be made of n-grams with the same tag.
+  static constexpr std::uint32_t kVisited = 256;
+  static constexpr std::uint32_t kCompared = 48;  // the greatest length of a match that is measured
   static constexpr float kOlder = 0.85F;  // weight of an occurrence, as a share of the next one's
-  // Entries of a table that an n-gram may have. Where tags are spread evenly, as many in a row are
-  // taken in about one of ten thousand texts of 262,144 tokens.
+  // The entries of a table in which an n-gram may be. Where tags are spread evenly, so many in a
+  // row are taken in about one of ten thousand texts of 262,144 tokens.
   static constexpr std::size_t kProbes = 128;
 
   // The tag of an n-gram. Single tokens never share one. Longer n-grams may, so their tokens are
@@ -137,19 +145,22 @@ class PromptLookup {
     return static_cast<std::uint32_t>(hash_of(tokens, 0x243F6A8885A308D3ULL) >> 32);
   }
 
-  // Where each n-gram of one length was last, as end position + 1.
+  // By tag, the position at which each n-gram of one length ended last: a hash table with linear
+  // probing, in which a tag has kProbes places.
   struct Table {
     struct Entry {
-      std::uint32_t tag = 0, end = 0;  // end 0: free
+      std::uint32_t tag = 0;
+      std::uint32_t end = 0;  // the position + 1; 0: free
     };
 
     std::vector<Entry> entries = std::vector<Entry>(64);
-    std::size_t used = 0;
+    std::size_t used = 0;  // entries that are not free
 
-    // Where the n-gram of a tag is, or may be put: a free entry, or the one that was written the
-    // longest ago if all that it may have are those of others.
+    // The entry of a tag or, if it has none, the one to put it into: a free one, or the one that
+    // was written the longest ago if others have all of its places.
     struct Place {
-      std::size_t slot, read;  // and how many entries were read to find it
+      std::size_t slot;
+      std::size_t read;  // entries that were read to find it
     };
 
     Place place(std::uint32_t tag) const {
@@ -164,13 +175,14 @@ class PromptLookup {
       return {oldest, 2 * kProbes};
     }
 
+    // The `end` of a tag; 0: it is not there.
     std::uint32_t last(std::uint32_t tag) const {
       const Entry& entry = entries[place(tag).slot];
       return entry.tag == tag ? entry.end : 0;
     }
     void prefetch_slot(std::uint32_t tag) const { prefetch(&entries[tag & (entries.size() - 1)]); }
 
-    // Set where an n-gram was last; returns where it was before.
+    // Set the `end` of a tag. Returns the one before; 0: there was none.
     std::uint32_t swap_last(std::uint32_t tag, std::uint32_t end) {
       Entry& entry = entries[place(tag).slot];
       used += entry.end == 0;
@@ -178,8 +190,8 @@ class PromptLookup {
       return before.tag == tag ? before.end : 0;
     }
 
-    // Most entries that are read to find one n-gram, of those that are there and of others in their
-    // places.
+    // The most entries that are read to find one n-gram: one that is there, or another that has the
+    // same places.
     std::size_t longest_probe() const {
       std::size_t longest = 0;
       for (const Entry& entry : entries)
@@ -189,7 +201,7 @@ class PromptLookup {
       return longest;
     }
 
-    // Make room for `count` n-grams: tables are at most half full and double.
+    // Make room for `count` n-grams.
     void reserve(std::size_t count) {
       if (2 * count <= entries.size()) return;
       std::vector<Entry> old(std::bit_ceil(2 * count));
@@ -197,15 +209,15 @@ class PromptLookup {
       used = 0;
       for (const Entry& entry : old) {
         if (entry.end == 0) continue;
-        Entry& kept = entries[place(entry.tag).slot];
-        used += kept.end == 0;
-        if (kept.end < entry.end) kept = entry;
+        Entry& moved = entries[place(entry.tag).slot];
+        used += moved.end == 0;
+        if (moved.end < entry.end) moved = entry;
       }
     }
   };
 
-  // Add the n-grams of an order that end at the positions from `from` on, in blocks that overlap
-  // their memory latencies.
+  // Add the n-grams of an order that end at the positions from `from` on. They come in blocks, and
+  // the reads of a block overlap.
   void append(std::size_t order, std::size_t from) {
     const std::size_t size = kOrders[order];
     Table& table = tables_[order];
@@ -223,8 +235,9 @@ class PromptLookup {
     }
   }
 
-  // Read the occurrences of the last tokens of `tail`, the latest first. `end`: the end position +
-  // 1 of the latest.
+  // Read the occurrences of the last tokens of `tail`, the latest first, and add their next tokens
+  // to `out`. `order`: index of the number of tokens in kOrders. `end`: the end position + 1 of the
+  // latest occurrence. `share`: index of the shares and of the counts that are set; -1: none.
   void walk(std::size_t order, std::uint32_t end, int share, std::span<const Token> tail,
             PromptMatches& out) const {
     const std::uint32_t size = kOrders[order];
@@ -264,13 +277,13 @@ class PromptLookup {
   }
 
   std::vector<Token> tokens_;
-  std::vector<std::uint32_t>
-      occurrence_;  // of each position: 1 for the first occurrence of its token, 2 for the next
-  // For each position and order, the previous occurrence of the n-gram that ends there: its end
-  // position + 1 (0: none).
+  // Of each position: 1 for the first occurrence of its token, 2 for the next, and so on.
+  std::vector<std::uint32_t> occurrence_;
+  // Of each position and order: the end position + 1 of the previous occurrence of the n-gram that
+  // ends there; 0: there is none.
   std::vector<std::array<std::uint32_t, kOrders.size()>> before_;
   std::array<Table, kOrders.size()> tables_;
-  std::size_t text_ = 0, prompt_ = 0;  // where the references and the prompt end
+  std::size_t text_ = 0, prompt_ = 0;  // the ends of the references and of the prompt
 };
 
 }  // namespace rest_store

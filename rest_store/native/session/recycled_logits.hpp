@@ -1,6 +1,6 @@
 // Recycled logits (Luo et al., Turning Trash into Treasure: Token Recycling, arXiv 2408.08696): the
-// target model's most likely next tokens, kept by the last tokens of the context, and proposed when
-// these recur.
+// target model's most likely next tokens, stored by the last tokens of the context, and proposed
+// when these recur.
 #pragma once
 
 #include <mutex>
@@ -11,10 +11,11 @@
 
 namespace rest_store {
 
-constexpr std::size_t kRecycledOrders =
-    kShort;  // contexts are known by their last 1, 2, 3 and 4 tokens
+// Contexts are known by their last 1, 2, 3 and 4 tokens.
+constexpr std::size_t kRecycledOrders = kShort;
 
-// Thread-safe, so that generations may share one. Memory is bounded: new rows displace old ones.
+// Thread-safe, so that generations may share one. Memory is bounded (9 MB): new rows displace old
+// ones.
 class RecycledLogits {
  public:
   RecycledLogits() = default;
@@ -27,8 +28,8 @@ class RecycledLogits {
   }
   RecycledLogits& operator=(const RecycledLogits&) = delete;
 
-  // After `tail` the most likely tokens were `top`. Without memory for more rows they are not kept:
-  // a generation can do without.
+  // Learn that the most likely tokens after `tail` were `top`. If there is no memory for more rows,
+  // nothing more is learnt: a generation can do without.
   void learn(std::span<const Token> tail, const TopTokens& top) {
     if (top.size == 0) return;
     const std::lock_guard lock(mutex_);
@@ -41,7 +42,8 @@ class RecycledLogits {
     }
   }
 
-  // What is known after the last 1 .. 4 tokens of `tail`; of size 0 where nothing is.
+  // The likely tokens after the last 1, 2, 3 and 4 tokens of `tail`; of size 0 where they are
+  // unknown.
   std::array<LikelyTokens, kRecycledOrders> find(std::span<const Token> tail) const {
     std::array<LikelyTokens, kRecycledOrders> out{};
     const std::lock_guard lock(mutex_);
@@ -64,15 +66,16 @@ class RecycledLogits {
     return out;
   }
 
+  // Rows in use.
   std::size_t size() const {
     const std::lock_guard lock(mutex_);
     return used_;
   }
 
  private:
-  static constexpr std::size_t kMinRows = std::size_t{1} << 10,
-                               kMaxRows = std::size_t{1} << 17;  // 68 bytes each
-  static constexpr std::size_t kWays = 4;                        // indices that a row may have
+  // The least and the most rows, of 68 bytes each.
+  static constexpr std::size_t kMinRows = std::size_t{1} << 10, kMaxRows = std::size_t{1} << 17;
+  static constexpr std::size_t kWays = 4;  // indices at which a key may be
 
   struct Row {
     ShortSuffix key;
@@ -83,7 +86,8 @@ class RecycledLogits {
     return ((hash_of(key) >> 20) + way) & (rows_.size() - 1);
   }
 
-  // What is known after `key`, or a row for it.
+  // The likely tokens after `key`: those of its row, or of a new one. If others have all of its
+  // indices, one of them is displaced, each time the next.
   LikelyTokens& likely_after(const ShortSuffix& key) {
     for (std::size_t way = 0; way < kWays; ++way) {
       Row& row = rows_[index_of(key, way)];
@@ -97,6 +101,7 @@ class RecycledLogits {
     return row.likely;
   }
 
+  // Double the number of rows.
   void grow() {
     std::vector<Row> old(std::max(kMinRows, 2 * rows_.size()));
     old.swap(rows_);

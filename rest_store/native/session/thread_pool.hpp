@@ -18,7 +18,7 @@ namespace rest_store {
 // Thread-safe.
 class ThreadPool {
  public:
-  // That of this process. It is never deleted: its threads wait in it until the process ends.
+  // The pool of this process. It is never deleted: its threads wait in it until the process ends.
   static ThreadPool& of_process() {
     static ForkMutex mutex;
     static ThreadPool* pool = nullptr;
@@ -31,8 +31,8 @@ class ThreadPool {
     return *pool;
   }
 
-  // Call `task` on this thread, and on up to `others` more that are free before this call has
-  // ended; then wait for these. `task` throws nothing.
+  // Call `task` on this thread, and on up to `others` threads that become free before this thread's
+  // call has ended. Returns when all of these calls have ended. `task` throws nothing.
   void run(std::size_t others, const std::function<void()>& task) {
     Job job{&task, others, 0};
     {
@@ -59,7 +59,7 @@ class ThreadPool {
   void start_threads(std::size_t count) {
     try {
       for (; thread_count_ < count; ++thread_count_) std::thread(&ThreadPool::work, this).detach();
-    } catch (const std::system_error&) {  // there are no more
+    } catch (const std::system_error&) {  // the system has no more threads
     }
   }
 
@@ -79,7 +79,7 @@ class ThreadPool {
 
   std::mutex mutex_;
   std::condition_variable has_jobs_, has_ended_;
-  std::vector<Job*> jobs_;  // that threads may join, the oldest first
+  std::vector<Job*> jobs_;  // the jobs that threads may join, the oldest first
   std::size_t thread_count_ = 0;
 };
 

@@ -12,11 +12,11 @@
 
 namespace rest_store {
 
-// Write the tokens of the greatest logits of one row, the greatest first and of equal ones the
-// first, and -1 where there are fewer: NaN and minus infinity are no likely tokens. At most kTopK.
+// Write the tokens of the greatest logits of one row to `out`, the greatest first, of equal ones
+// the first. `out` has 1 .. kTopK elements, all -1 before the call; they stay so where there are
+// fewer tokens. NaN and minus infinity are no likely tokens.
 inline void top_tokens(std::span<const float> logits, std::span<std::int32_t> out) {
-  constexpr std::size_t kBlock =
-      64;  // logits that are compared at once; few blocks have a logit to insert
+  constexpr std::size_t kBlock = 64;  // logits compared at once; few blocks have one to insert
   std::array<float, kTopK> best;
   best.fill(-std::numeric_limits<float>::infinity());
   const std::size_t last = out.size() - 1;

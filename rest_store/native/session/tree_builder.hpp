@@ -1,11 +1,26 @@
 // Builds the draft trees of one generation: best-first over the candidates of all sources, by
-// acceptance probability. Learns from the tokens that the target model accepted.
+// score. Learns from the tokens that the target model accepted.
 //
-// The context is the root of the tree, number -1. To expand a node, or the root, is to score the
-// candidates for the next token, which enter the frontier; the best one there becomes a node. So a
-// tree is built in turns of three calls: request() says which evidence of datastores is needed,
-// look_up() asks the session's own memory, and expand() scores all of it and chooses the node to
-// expand next. build() makes these turns for one builder, batch.hpp for several at once.
+// THE SCORE OF A NODE is the probability that the target model accepts the whole path to it.
+//
+// The naive way: take the candidates with the greatest probability of coming next. A
+// counter-example: a name follows the context in one of ten cases, and "(" always follows the name.
+// The "(" has probability 1, but its place in the tree pays in one of ten cases. A second candidate
+// after the context, with probability 0.3, pays three times as often.
+//
+// The rule: a node's score is its parent's score times the probability that it comes next
+// (acceptance.hpp); the context has score 1. So no node has a greater score than its parent. Of
+// all candidates in sight, the search takes the one with the greatest score, again and again.
+// Parents come before their children, and the N nodes taken are the N with the greatest scores. The
+// sum of their scores is the number of draft tokens that are accepted on average, and no other tree
+// of N nodes has a greater sum.
+//
+// HOW A TREE GROWS. The context is the root of the tree, node -1. Expanding a node, or the root,
+// means scoring the candidates for the token after it. These enter the frontier, and the best one
+// in the frontier becomes the next node. An expansion takes three calls: request() names the
+// evidence of datastores that it needs, look_up() reads the session's own memory, and expand()
+// scores all of that and chooses the node that is expanded next. build() makes these calls for one
+// builder, batch.hpp for several at once.
 #pragma once
 
 #include <memory>
@@ -17,22 +32,25 @@
 namespace rest_store {
 
 constexpr std::size_t kWindow = 64;         // last tokens of a context that sources read
-constexpr float kMinScore = 1e-9F;          // of a node
-constexpr std::size_t kMaxSuffixTail = 32;  // of the context that stores are asked for at the root
+constexpr std::size_t kMaxSuffixTail = 32;  // context tokens in a request for the root
 constexpr std::uint32_t kMaxTreeDepth = 48;
-constexpr float kMinChainScore = 0.005F;  // of a node whose continuation is looked for in a chain
-constexpr std::size_t kSmallTree =
-    16;  // nodes of a tree in which few candidates for each token matter
+constexpr float kMinScore = 1e-9F;  // trees and chains take no candidate with a lower score
+// A chain ends at a node with a lower score.
+constexpr float kMinChainScore = 0.005F;
+// From this score of a node on, all candidates after it are scored, not the first few alone.
+constexpr float kProbable = 0.3F;
+// In trees of at most so many nodes, the first few candidates are enough everywhere.
+constexpr std::size_t kSmallTree = 16;
 
-// What was recorded for fitting a calibration: the features and labels of candidates, and where the
-// rows of each expansion end.
+// Rows for fitting a calibration: one for each candidate of each node that an accepted path leads
+// through.
 struct Recorded {
-  std::vector<float> features;
-  std::vector<std::uint8_t> labels;
-  std::vector<std::uint32_t> ends;
+  std::vector<float> features;       // kFeatures of each row
+  std::vector<std::uint8_t> labels;  // of each row: 1 if the candidate came next, else 0
+  std::vector<std::uint32_t> ends;   // the row behind those of each node
 };
 
-// What a step works with; keeps its memory. Of one step at a time, which may be of several
+// Buffers of a step, reused by the next. One step uses them at a time; it may be a step of several
 // builders.
 struct DraftScratch {
   EvidenceReader::Scratch evidence;
@@ -41,34 +59,37 @@ struct DraftScratch {
   IntegerTrees::Scratch trees;
 };
 
-// A candidate as a filter sees it.
+// A candidate in the arguments of a filter.
 struct FilteredCandidate {
   Token token;
   std::uint32_t origins;
   float probability;  // that it comes next
 };
 
-constexpr std::uint32_t kFilterOrigin = std::uint32_t{1}
-                                        << 31;  // of candidates that a filter proposes
+// The origin of candidates that a filter proposes.
+constexpr std::uint32_t kFilterOrigin = std::uint32_t{1} << 31;
 
-// What may follow at each node of a tree, such as a grammar.
+// Rules for the tokens after each node of a tree, such as those of a grammar.
 class CandidateFilter {
  public:
   virtual ~CandidateFilter() = default;
 
   // Remove candidates, change their probabilities, or add others (kFilterOrigin). Return whether
-  // anything was changed. Called for the context (`node` is -1) and for each node that is expanded,
-  // after its parent; `token` is the node's.
+  // anything was changed.
+  //
+  // Called for the context (`node` and `parent` are -1, `token` is 0), and for each node that is
+  // expanded, after its parent. `token` is the node's. An exception passes through expand().
   virtual bool filter(std::int32_t node, std::int32_t parent, Token token,
                       std::vector<FilteredCandidate>& candidates) = 0;
 };
 
-// Not thread-safe. What it points to outlives it.
+// Owns the text of one generation. `trees`, and all sources and filters that are passed to it,
+// outlive it. Not thread-safe.
 class TreeBuilder {
  public:
   explicit TreeBuilder(const FittedTrees& trees) : trees_(trees) {}
 
-  // Before the text.
+  // These are called before begin_text(), add_reference() once for each reference.
   void use_lookup() { uses_lookup_ = true; }
   void use_recycled(RecycledLogits& recycled) { recycled_ = &recycled; }
   void use_filter(CandidateFilter& filter) { filter_ = &filter; }
@@ -79,7 +100,9 @@ class TreeBuilder {
     lookup_.end_prompt();
   }
 
-  // Stores are datastores; the statistics of the others stay when one is added or removed.
+  // Stores are datastores, numbered in the order of adding; there are at most kMaxStores. The
+  // numbers of later ones fall by one when a store is removed. The statistics of the others stay.
+  // set_reader() replaces the reader of a store whose shards have changed.
   void add_store(EvidenceReader& reader) {
     stores_.push_back(&reader);
     hit_rates_.stores.emplace_back();
@@ -92,34 +115,36 @@ class TreeBuilder {
   }
   std::size_t store_count() const { return stores_.size(); }
 
+  // The prompt and the output so far, without references; valid until the text grows.
   std::span<const Token> text() const { return lookup_.text(); }
   std::size_t longest_probe() const { return lookup_.longest_probe(); }
 
-  // What has been learnt online: used by the next build(), and changed by accept().
+  // The online part of the calibration: the next build() reads it, and accept() changes it.
   const OnlineCalibration& online() const { return online_; }
   void set_online(const OnlineCalibration& online) { online_ = online; }
   bool learns_online() const { return learns_online_; }
 
-  // Of the tree built last, in the order of verification.
+  // The nodes of the latest draft, in the order of verification; of a lookahead, in the order of
+  // paths (draft_nodes.hpp).
   const std::vector<DraftNode>& nodes() const { return nodes_; }
 
-  // Build a tree, whose nodes are taken by descending score, parents before children; or a chain,
-  // which follows the likeliest candidate each time. A search for the path with the greatest sum of
-  // scores accepted less: it finds the paths whose scores are too high.
-  void build(const DraftOptions& limits) {
+  // Build a draft of at most `options.max_nodes` nodes. A tree takes nodes by descending score,
+  // parents before children. A chain follows the likeliest candidate each time. Searching for the
+  // path with the greatest sum led to fewer accepted tokens: it prefers overestimated paths.
+  void build(const DraftOptions& options) {
     if (!scratch_) scratch_ = std::make_unique<DraftScratch>();
-    for (begin(limits); unfinished(); expand(*scratch_)) {
+    for (begin(options); unfinished(); expand(*scratch_)) {
       scratch_->requests.clear();
       request(scratch_->requests);
       EvidenceReader::read(scratch_->requests, scratch_->evidence, [&] { look_up(); });
     }
   }
 
-  // The same in steps, so that the evidence of several builders is read together: while a builder
-  // is unfinished, read the evidence that it requests, let it look up its own memory, and let it
-  // expand the next node.
-  void begin(const DraftOptions& limits) {
-    limits_ = limits;
+  // The same in steps, so that the evidence of several builders is read together. Call begin();
+  // then, while unfinished(): request(), read the evidence, look_up(), expand(). The spans of
+  // `options.costs` have to live until the last step.
+  void begin(const DraftOptions& options) {
+    options_ = options;
     has_live_ = std::any_of(stores_.begin(), stores_.end(),
                             [](const EvidenceReader* reader) { return reader->live(); });
     nodes_.clear();
@@ -128,8 +153,8 @@ class TreeBuilder {
     expansions_ = 0;
     expansion_of_.clear();
     path_of_.clear();
-    ends_ = 0;
-    verified_.assign(limits.verified.begin(), limits.verified.end());
+    chain_ends_ = 0;
+    verified_.assign(options.verified.begin(), options.verified.end());
     features_.clear();
     candidates_.clear();
     match_odds_ = online_.matches.odds_ratios(matches_of_text_);
@@ -138,8 +163,8 @@ class TreeBuilder {
 
   bool unfinished() const { return next_ != kNowhere; }
 
-  // Append the requests for the stores' evidence of the token after the node that is expanded
-  // next.
+  // Append a request to each store for its evidence about the token after the node that is expanded
+  // next. The requests point into this builder; they are valid until expand().
   void request(std::vector<EvidenceReader::Request>& requests) {
     const std::span<const Token> tail = tail_of(next_);
     if (uses_lookup_) lookup_.prefetch_for(tail);
@@ -165,10 +190,10 @@ class TreeBuilder {
     }
   }
 
-  // Ask prompt lookup and the recycled logits for that token.
+  // Look that token up in the text and in the recycled logits.
   void look_up() {
-    const std::span<const Token> tail =
-        tail_of(next_);  // the requests point to the same tokens, in the same buffer
+    // The requests point to the same tokens, in the same buffer.
+    const std::span<const Token> tail = tail_of(next_);
     SourceEvidence& sources = source_evidence_[expansions_];
     if (uses_lookup_) lookup_.find(tail, sources.lookup);
     if (recycled_ != nullptr) sources.recycled = recycled_->find(tail);
@@ -178,7 +203,7 @@ class TreeBuilder {
   void expand(DraftScratch& scratch) {
     const std::size_t first = candidates_.size();
     score_candidates(scratch);
-    switch (limits_.shape) {
+    switch (options_.shape) {
       case Shape::kTree:
         return grow_tree(first);
       case Shape::kChain:
@@ -199,8 +224,9 @@ class TreeBuilder {
       recycled_->learn(before.last(std::min(length, kRecycledOrders)), likely);
   }
 
-  // Append the tokens that the target model produced, learn from them, and return how many of them
-  // are in the tree.
+  // Append the tokens that the target model produced, and learn from them. Returns how many of them
+  // are in the draft. Throws std::bad_alloc, with the text as it was, if there is not enough memory
+  // for it.
   std::size_t accept(std::span<const Token> tokens) {
     lookup_.append(tokens);  // first: it may fail
     std::int32_t node = kContext;
@@ -209,14 +235,10 @@ class TreeBuilder {
     std::size_t depth = 0;
     for (std::size_t i = 0; i < tokens.size() && on_tree; ++i) {
       learn(node, tokens[i]);
-      std::int32_t next = -1;
-      for (std::size_t child = 0; child < nodes_.size() && next < 0; ++child)
-        if (nodes_[child].parent == node && nodes_[child].token == tokens[i])
-          next = static_cast<std::int32_t>(child);
-      on_tree = next >= 0;
-      node = next;
-      // Of a lookahead, the verified draft alone was accepted.
-      depth += on_tree && (limits_.shape != Shape::kLookahead ||
+      node = child_of(node, tokens[i]);
+      on_tree = node != kNowhere;
+      // Of a lookahead, only the draft that was verified meanwhile can have been accepted.
+      depth += on_tree && (options_.shape != Shape::kLookahead ||
                            (i < verified_.size() && tokens[i] == verified_[i]));
     }
     if (drafted) mean_accepted_ += kLatestShare * (static_cast<float>(depth) - mean_accepted_);
@@ -230,9 +252,9 @@ class TreeBuilder {
     nodes_.clear();
   }
 
-  // Whether the candidates of nodes that accepted paths lead through are recorded; those since the
-  // last call.
+  // Whether accept() records rows for fitting a calibration.
   void record(bool on) { records_ = on; }
+  // The rows recorded since the last call.
   Recorded take_recorded() { return std::exchange(recorded_, {}); }
 
  private:
@@ -248,13 +270,13 @@ class TreeBuilder {
     Token token;
     std::uint32_t origins;
     float probability;   // that it comes next
-    float score;         // that the path up to it is accepted
+    float score;         // probability that the path up to it is accepted
     bool is_calibrated;  // whether `probability` is the calibration's, and no filter's
   };
 
   // A token that continues a long match.
   struct ContinuedMatch {
-    std::size_t row;  // of the candidates
+    std::size_t row;  // of the token in the table of candidates
     Token token;
     std::uint32_t length;
     std::size_t of_class;
@@ -286,49 +308,68 @@ class TreeBuilder {
   // Score the candidates after the node that is expanded next, and append them.
   void score_candidates(DraftScratch& scratch) {
     const SourceEvidence& sources = source_evidence_[expansions_];
-    NodeFeatures features;
-    features.mean_accepted = mean_accepted_;
-    if (next_ != kContext) {
-      const DraftNode& parent = node_at(next_);
-      features.depth = static_cast<float>(parent.depth);
-      features.score = parent.score;
-      features.probability = parent.probability;
-      if (const std::int32_t first = path_of(next_); first >= 0) as_if_written(first, features);
+    const NodeFeatures features = features_of_next();
+    if (next_ != kContext)
       expansion_of_[static_cast<std::size_t>(next_)] = static_cast<std::int32_t>(expansions_);
-    }
-    const float score = score_of(next_);
-    // A chain, and a path of a lookahead, which is one, follow the likeliest candidate alone.
-    const bool is_wide = score >= kProbable && limits_.max_nodes > kSmallTree &&
-                         limits_.shape != Shape::kChain && path_of(next_) == kOfVerified;
     CandidateTable& candidates = scratch.candidates;
-    candidates.fill(sources, hit_rates_, features, lookup_, is_wide ? kCandidates : kLanes);
+    candidates.fill(sources, hit_rates_, features, lookup_, scores_many() ? kCandidates : kLanes);
     std::array<float, kCandidates> probabilities =
         acceptance_probabilities(candidates, trees_.of(has_live_), online_, scratch.trees);
     follow_matches(sources, candidates, probabilities);
     filtered_.clear();
-    for (std::size_t row = 0; row < candidates.size(); ++row) {
+    for (std::size_t row = 0; row < candidates.size(); ++row)
       filtered_.push_back({candidates.token(row), candidates.origins(row), probabilities[row]});
-      if (records_)
-        for (std::size_t i = 0; i < kFeatures; ++i) features_.push_back(candidates.feature(row, i));
-    }
+    if (records_) record_rows(candidates);
     const bool is_filtered = filter_ != nullptr && !records_ && apply_filter();
-    if (is_filtered) continued_[expansions_].clear();  // the filter says more about them
-    for (const FilteredCandidate& candidate : filtered_)
+    if (is_filtered) continued_[expansions_].clear();  // a filter decides better than experience
+    const float parent_score = score_of(next_);
+    for (const FilteredCandidate& candidate : filtered_) {
+      // The score: the parent's score times the probability.
+      const float score = parent_score * candidate.probability;
       candidates_.push_back({static_cast<std::uint32_t>(expansions_), candidate.token,
-                             candidate.origins, candidate.probability,
-                             score * candidate.probability, !is_filtered});
+                             candidate.origins, candidate.probability, score, !is_filtered});
+    }
     ++expansions_;
   }
 
-  // Change the features of the node that is expanded next to those that it will have once `first`,
-  // which is above it or is the same, has been written.
+  // The features of the node that is expanded next.
+  NodeFeatures features_of_next() const {
+    NodeFeatures features;
+    features.mean_accepted = mean_accepted_;
+    if (next_ == kContext) return features;
+    const DraftNode& node = node_at(next_);
+    features.depth = static_cast<float>(node.depth);
+    features.score = node.score;
+    features.probability = node.probability;
+    if (const std::int32_t first = path_of(next_); first >= 0) as_if_written(first, features);
+    return features;
+  }
+
+  // Whether many candidates after the node that is expanded next may matter. Few do after an
+  // unlikely node, in a small tree, and where the likeliest candidate alone is followed: in a
+  // chain, and on a path of a lookahead, which is a chain.
+  bool scores_many() const {
+    return score_of(next_) >= kProbable && options_.max_nodes > kSmallTree &&
+           options_.shape != Shape::kChain && path_of(next_) == kOfVerified;
+  }
+
+  // Append the features of the candidates at hand to `features_`.
+  void record_rows(const CandidateTable& candidates) {
+    for (std::size_t row = 0; row < candidates.size(); ++row)
+      for (std::size_t i = 0; i < kFeatures; ++i) features_.push_back(candidates.feature(row, i));
+  }
+
+  // Change the features of the node that is expanded next to those that it will have once `first`
+  // has been written. `first` is above that node, or is the same.
   void as_if_written(std::int32_t first, NodeFeatures& features) const {
     features.depth -= static_cast<float>(node_at(first).depth);
     features.score /= node_at(first).score;
     if (first == next_) features.probability = 1;
   }
 
-  // Multiply the odds of the tokens that continue long matches by experience with such tokens.
+  // Multiply the odds of the tokens that continue long matches by experience with such tokens
+  // (match_experience.hpp). Then divide by the new sum, in which "none of these" takes part: the
+  // probabilities of all candidates and of that summed up to 1.
   void follow_matches(const SourceEvidence& sources, const CandidateTable& candidates,
                       std::array<float, kCandidates>& probabilities) {
     if (expansions_ == continued_.size()) continued_.emplace_back();
@@ -351,7 +392,9 @@ class TreeBuilder {
     for (std::size_t row = 0; row < candidates.size(); ++row) probabilities[row] /= sum;
   }
 
-  // Note that `token` continues a match, if that is long and the token's longest.
+  // Add `token`, which continues a match of `length` tokens, to `continued`: if the match is long,
+  // and if the token continues no longer one. Nothing is added for -1 or for a token that is not
+  // among the candidates.
   void follow(MatchKind kind, std::uint32_t length, std::int64_t token,
               const CandidateTable& candidates, std::vector<ContinuedMatch>& continued) const {
     const std::size_t of_class = class_of_match(kind, length);
@@ -383,72 +426,78 @@ class TreeBuilder {
     expansion_of_.push_back(-1);
   }
 
-  // Push the candidates from `first` on, and take the best of all pushed so far, up to the next
-  // node that has to be expanded.
+  // The candidate with the greatest score of those from `first` on, of equals the first;
+  // candidates_.size(): there is none.
+  std::size_t likeliest_from(std::size_t first) const {
+    const auto likeliest = std::max_element(
+        candidates_.begin() + static_cast<std::ptrdiff_t>(first), candidates_.end(),
+        [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
+    return static_cast<std::size_t>(likeliest - candidates_.begin());
+  }
+
+  // Push the candidates from `first` on. Then take the best of all in the frontier, again and
+  // again, up to a node that has to be expanded or the end of the tree.
   void grow_tree(std::size_t first) {
     for (std::size_t i = first; i < candidates_.size(); ++i)
       if (const float score = candidates_[i].score;
           score >= std::max(frontier_.cutoff(), kMinScore))
         frontier_.push({score, pushed_++, i, next_});
-    while (nodes_.size() < limits_.max_nodes && !frontier_.empty()) {
+    while (nodes_.size() < options_.max_nodes && !frontier_.empty()) {
       const OpenCandidate best = frontier_.pop();
       take(best.candidate, best.parent);
       if (const DraftNode& node = nodes_.back();
           node.depth < kMaxTreeDepth &&
-          (records_ || frontier_.may_contribute(node.score, limits_.max_nodes - nodes_.size()))) {
+          (records_ || frontier_.may_contribute(node.score, options_.max_nodes - nodes_.size()))) {
         next_ = static_cast<std::int32_t>(nodes_.size()) - 1;
         return;
       }
     }
-    end();
+    finish();
   }
 
   // Take the likeliest of the candidates from `first` on.
   void grow_chain(std::size_t first) {
-    const auto likeliest = std::max_element(
-        candidates_.begin() + static_cast<std::ptrdiff_t>(first), candidates_.end(),
-        [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
-    if (likeliest == candidates_.end() || likeliest->score < kMinScore ||
-        nodes_.size() == limits_.max_nodes)
-      return end();
-    take(static_cast<std::size_t>(likeliest - candidates_.begin()), next_);
+    const std::size_t likeliest = likeliest_from(first);
+    const bool is_likely =
+        likeliest < candidates_.size() && candidates_[likeliest].score >= kMinScore;
+    if (!is_likely || nodes_.size() == options_.max_nodes) return finish();
+    take(likeliest, next_);
     next_ = static_cast<std::int32_t>(nodes_.size()) - 1;
-    if (likeliest->score < kMinChainScore ||
-        nodes_.size() == std::min<std::size_t>(limits_.max_nodes, kMaxTreeDepth))
-      end();
+    if (candidates_[likeliest].score < kMinChainScore ||
+        nodes_.size() == std::min<std::size_t>(options_.max_nodes, kMaxTreeDepth))
+      finish();
   }
 
-  // Push the candidates from `first` on, and take the best of all pushed so far. After the context
-  // and each node of the verified draft, that may be any; elsewhere the likeliest alone, since what
-  // is drafted next is a chain.
+  // A lookahead has the verified draft, the tokens that may follow each node of it, and below each
+  // of these tokens one chain. Push the candidates from `first` on: all of them after the context
+  // and after a node of the verified draft, elsewhere the likeliest alone. Then take the best of
+  // all in the frontier, up to a node that has to be expanded or the end of the lookahead.
   void grow_lookahead(std::size_t first) {
     if (path_of(next_) < 0) {
       propose_verified(first);
       for (std::size_t i = first; i < candidates_.size(); ++i) push_ahead(i);
     } else if (first < candidates_.size()) {
-      const auto likeliest = std::max_element(
-          candidates_.begin() + static_cast<std::ptrdiff_t>(first), candidates_.end(),
-          [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
-      push_ahead(static_cast<std::size_t>(likeliest - candidates_.begin()));
-      ++ends_;
+      push_ahead(likeliest_from(first));
+      ++chain_ends_;
     }
-    while (nodes_.size() + ends_ < limits_.max_nodes && !frontier_.empty()) {
+    while (nodes_.size() + chain_ends_ < options_.max_nodes && !frontier_.empty()) {
       const OpenCandidate best = frontier_.pop();
       const bool leaves = path_of(best.parent) < 0 && !is_verified(best);
-      if (leaves && nodes_.size() + ends_ + 1 == limits_.max_nodes)
-        continue;  // no draft token would fit after it
+      // No draft token would fit after the last node.
+      if (leaves && nodes_.size() + chain_ends_ + 1 == options_.max_nodes) continue;
       take_ahead(best);
       const auto node = static_cast<std::int32_t>(nodes_.size()) - 1;
       const std::int32_t path = path_of(node);
       const std::uint32_t depth = node_at(node).depth;
-      if (depth == kMaxTreeDepth || (path >= 0 && depth - node_at(path).depth == limits_.length))
+      if (depth == kMaxTreeDepth || (path >= 0 && depth - node_at(path).depth == options_.length))
         continue;
       next_ = node;
       return;
     }
-    while (!frontier_.empty())  // of what was not expanded, only the ends of chains are drafts
+    // Of the candidates that are left, only those that continue a chain are draft tokens.
+    while (!frontier_.empty())
       if (const OpenCandidate last = frontier_.pop(); path_of(last.parent) >= 0) take_ahead(last);
-    end();
+    finish();
   }
 
   // Make sure that the token that is verified after the node that was expanded is among the
@@ -466,13 +515,14 @@ class TreeBuilder {
     frontier_.push({candidates_[candidate].score, pushed_++, candidate, next_});
   }
 
+  // Make a candidate the next node of a lookahead.
   void take_ahead(const OpenCandidate& open) {
     const std::int32_t path = path_of(open.parent);
     const std::int32_t own =
         is_verified(open) ? kOfVerified : static_cast<std::int32_t>(nodes_.size());
     take(open.candidate, open.parent);
     path_of_.push_back(path >= 0 ? path : own);
-    if (path >= 0) --ends_;
+    if (path >= 0) --chain_ends_;
   }
 
   // Whether a candidate is the next token of the verified draft.
@@ -482,32 +532,50 @@ class TreeBuilder {
            candidates_[open.candidate].token == verified_[depth];
   }
 
-  // Of a lookahead, the first node of the path by which `node` leaves the verified draft;
-  // kOfVerified: it is of that draft, or the context. Of another draft always the latter.
+  // In a lookahead, the first node of the path by which `node` leaves the verified draft;
+  // kOfVerified: `node` is in that draft, or is the context. In another draft always kOfVerified.
   std::int32_t path_of(std::int32_t node) const {
-    return node < 0 || limits_.shape != Shape::kLookahead
+    return node < 0 || options_.shape != Shape::kLookahead
                ? kOfVerified
                : path_of_[static_cast<std::size_t>(node)];
   }
 
-  // The draft is complete.
-  void end() {
+  // End the draft: cut it by costs, and put its nodes into their order.
+  void finish() {
     next_ = kNowhere;
-    if (!limits_.costs.empty()) nodes_.resize(pruned_size(nodes_, limits_.costs));
-    const std::vector<std::int32_t> expansion_of = expansion_of_;
+    if (!options_.costs.empty()) nodes_.resize(pruned_size(nodes_, options_.costs));
+    const std::vector<std::int32_t> expansions_before = expansion_of_;
     expansion_of_.resize(nodes_.size());
-    const std::vector<std::int32_t> moved_to = limits_.shape == Shape::kLookahead
+    const std::vector<std::int32_t> moved_to = options_.shape == Shape::kLookahead
                                                    ? put_in_path_order(nodes_)
                                                    : put_in_verification_order(nodes_);
     for (std::size_t i = 0; i < nodes_.size(); ++i)
-      expansion_of_[static_cast<std::size_t>(moved_to[i])] = expansion_of[i];
+      expansion_of_[static_cast<std::size_t>(moved_to[i])] = expansions_before[i];
   }
 
-  // Learn that the target model produced `token` after `node`.
+  // The child of `node` with this token; kNowhere: there is none.
+  std::int32_t child_of(std::int32_t node, Token token) const {
+    for (std::size_t child = 0; child < nodes_.size(); ++child)
+      if (nodes_[child].parent == node && nodes_[child].token == token)
+        return static_cast<std::int32_t>(child);
+    return kNowhere;
+  }
+
+  // Learn that the target model produced `token` after `node`. Nothing is learnt if the node was
+  // not expanded.
   void learn(std::int32_t node, Token token) {
     const std::int32_t expansion = expansion_of(node);
     if (expansion < 0) return;
-    const SourceEvidence& sources = source_evidence_[static_cast<std::size_t>(expansion)];
+    learn_hit_rates(source_evidence_[static_cast<std::size_t>(expansion)], token);
+    learn_candidates(static_cast<std::size_t>(expansion), token);
+    if (learns_online_) {
+      online_.decay();
+      learn_matches(continued_[static_cast<std::size_t>(expansion)], token);
+    }
+  }
+
+  // Learn of each source with a best candidate whether that was `token`.
+  void learn_hit_rates(const SourceEvidence& sources, Token token) {
     const auto right = static_cast<std::int64_t>(token);
     if (const std::int64_t best = sources.best_of_lookup(); best >= 0)
       hit_rates_.lookup.learn(best == right);
@@ -515,10 +583,14 @@ class TreeBuilder {
       hit_rates_.recycled.learn(best == right);
     for (std::size_t i = 0; i < stores_.size(); ++i)
       hit_rates_.stores[i].learn(sources.best_of_store(i) == right);
-    const std::size_t recorded = recorded_.labels.size();
+  }
+
+  // Learn of each candidate of an expansion whether it was `token`: online, and as recorded rows.
+  void learn_candidates(std::size_t expansion, Token token) {
+    const std::size_t recorded_before = recorded_.labels.size();
     for (std::size_t i = 0; i < candidates_.size(); ++i) {
       const Candidate& candidate = candidates_[i];
-      if (candidate.expansion != static_cast<std::uint32_t>(expansion)) continue;
+      if (candidate.expansion != expansion) continue;
       if (learns_online_ && candidate.is_calibrated)
         online_.learn(candidate.origins, candidate.probability, candidate.token == token);
       if (!records_) continue;
@@ -526,15 +598,16 @@ class TreeBuilder {
       const auto first = features_.begin() + static_cast<std::ptrdiff_t>(i * kFeatures);
       recorded_.features.insert(recorded_.features.end(), first, first + kFeatures);
     }
-    if (learns_online_) {
-      online_.decay();
-      for (const ContinuedMatch& match : continued_[static_cast<std::size_t>(expansion)]) {
-        online_.matches.learn(match.of_class, match.probability, match.token == token);
-        matches_of_text_.learn(match.of_class, match.probability, match.token == token);
-      }
-    }
-    if (recorded_.labels.size() > recorded)
+    if (recorded_.labels.size() > recorded_before)
       recorded_.ends.push_back(static_cast<std::uint32_t>(recorded_.labels.size()));
+  }
+
+  // Learn of each token that continued a long match whether it was `token`.
+  void learn_matches(std::span<const ContinuedMatch> continued, Token token) {
+    for (const ContinuedMatch& match : continued) {
+      online_.matches.learn(match.of_class, match.probability, match.token == token);
+      matches_of_text_.learn(match.of_class, match.probability, match.token == token);
+    }
   }
 
   const FittedTrees& trees_;
@@ -558,18 +631,18 @@ class TreeBuilder {
   Frontier frontier_;
   std::vector<SourceEvidence> source_evidence_;
   std::vector<std::vector<ContinuedMatch>> continued_;  // of each expansion
-  DraftOptions limits_{};
+  DraftOptions options_{};
   std::int32_t next_ = kNowhere;  // the node that is expanded next
-  // Of a lookahead: the draft that is verified meanwhile, path_of() each node, and how many of the
-  // frontier continue a chain.
+  // Of a lookahead: the draft that is verified meanwhile, path_of() of each node, and how many
+  // candidates in the frontier continue a chain.
   std::vector<Token> verified_;
   std::vector<std::int32_t> path_of_;
-  std::size_t ends_ = 0;
+  std::size_t chain_ends_ = 0;
   std::size_t expansions_ = 0;
   std::uint32_t pushed_ = 0;
   std::vector<Candidate> candidates_;        // the candidates of all expansions
   std::vector<FilteredCandidate> filtered_;  // those of the expansion at hand
-  std::vector<float> features_;              // theirs, if they are recorded
+  std::vector<float> features_;              // of `candidates_`, kFeatures each, if recorded
   Recorded recorded_;
 
   std::vector<Token> tail_;

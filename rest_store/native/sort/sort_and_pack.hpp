@@ -11,9 +11,12 @@
 
 namespace rest_store {
 
-// Write the keys and the entries of `bits` each. `order` has the positions of all bytes of
-// `symbols` without their tail of eight, in suffix order; `entries` has room for whole words and a
-// tail of zeros. Throws std::out_of_range if the sizes are not those of these symbols.
+// Write the keys and the entries of a shard.
+//
+// `order`: the positions of all bytes of `symbols`, without their tail of eight, in the order of
+// the suffixes that begin there. `width`: bytes of a symbol. `bits`: of an entry, 1 .. 30. `keys`
+// and `entries` are written; `entries` has room for whole words of eight bytes and a tail of eight
+// zeros. Throws std::out_of_range if the sizes are not those of these symbols.
 inline void pack_suffixes(std::span<const std::int32_t> order,
                           std::span<const std::uint8_t> symbols, std::uint32_t width,
                           std::uint32_t bits, std::span<std::uint64_t> keys,
@@ -31,8 +34,9 @@ inline void pack_suffixes(std::span<const std::int32_t> order,
     const auto offset = static_cast<std::uint32_t>(at);
     if (offset >= size) throw std::out_of_range("an offset past the end");
     if (offset % width != 0) continue;
-    if (rank % kKeyStride == 0 ||
-        rank + 64 > room) {  // separators come last, and reading each key takes long
+    // Separators come last. Whether they have begun is tested at each key, and near the end of the
+    // room: reading the symbols at every rank would take long.
+    if (rank % kKeyStride == 0 || rank + 64 > room) {
       const std::uint64_t key = load_big(symbols.data() + offset);
       if (key >> (64 - 8 * width) == separator) break;
       if (rank == room || rank / kKeyStride >= keys.size())

@@ -1,12 +1,27 @@
 // Draft trees: the continuations of a match with the most occurrences, with exact counts.
 //
-// Continuations form a trie, and each of its nodes is an interval of ranks in some of the shards.
-// The trie is grown level by level from samples, occurrences that are read at some ranks. If there
-// are few occurrences, all are read. If there are many, a trie of few samples tells about how many
-// occurrences the last node of the tree has, and then samples are added until every child with so
-// many is seen. Suffixes are sorted: where the next tokens at two ranks are equal, so are all
-// between them, and nothing is read there. Of the children seen, those that may have enough
-// occurrences are counted exactly, by binary searches.
+// SPLITTING INTERVALS. Continuations form a trie. Suffixes are sorted, so the occurrences of a node
+// are an interval of ranks in each shard, those of its children lie side by side in it, and the
+// count of a node is the sum of its widths.
+//
+// The naive way: read the next tokens of all occurrences of the match, level by level. A line break
+// has millions of occurrences, and the tree has 64 nodes.
+//
+// A sample is not enough. If every thousandth occurrence is read, a child with 900 occurrences may
+// be missed, one with 1,100 may be seen twice, and both are counted as if they had another number:
+// counts are wrong, and so is the choice of the 64 nodes.
+//
+// The rule: samples find the children, and binary searches count them.
+// 1. If there are few occurrences, all are read, and nothing has to be estimated.
+// 2. Else a trie of few samples estimates the count of the last node of the tree. A node with a
+//    somewhat smaller count, `least`, may belong to the tree; a lighter one does not.
+// 3. The trie is grown again, level by level. Samples are added until every child with `least`
+//    occurrences is seen: strides of less than `least` miss none. Where the next tokens at two
+//    ranks are equal, so are all between them, and nothing is read there.
+// 4. The children seen that may have `least` occurrences are counted exactly: binary searches find
+//    the boundaries of their intervals in the gaps between samples.
+// 5. If the trie has too few nodes, the estimate was too great: 3 and 4 are repeated with a smaller
+//    `least`.
 #pragma once
 
 #include <algorithm>
@@ -20,27 +35,28 @@
 
 namespace rest_store {
 
-// How large a draft tree may become.
-struct Limits {
-  std::uint32_t max_nodes;
-  std::uint32_t max_depth;  // tokens
+// Bounds on the size of a draft tree.
+struct TreeLimits {
+  std::uint32_t max_nodes;  // 1 .. kMaxNodes
+  std::uint32_t max_depth;  // in tokens, 1 .. kMaxDepth
 };
 
 // A draft tree and the match that it continues.
 struct MatchTree {
   std::uint32_t match_length = 0;  // tokens
   std::uint64_t match_count = 0;   // occurrences
-  std::vector<char> columns;       // tree_columns.hpp
+  std::vector<char> columns;       // the nodes, in the layout of tree_columns.hpp
 };
 
-// Drafts trees; keeps its memory between calls. Not thread-safe.
+// Drafts trees. Keeps its memory between calls. Not thread-safe.
 class Drafter {
  public:
   // The tree of the `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`, in
-  // the order of FORMAT.md, section 7. `sharing`: limits the reader; null: it may learn of
-  // everything.
+  // the order of FORMAT.md, section 7; empty for a match without occurrences. `match`: has an
+  // interval for each of `shards`. `vocabulary`: tokens are below it. `sharing`: limits the reader;
+  // null: it may learn of everything.
   MatchTree draft(const std::vector<ShardView>& shards, const Match& match,
-                  std::uint32_t vocabulary, const Limits& limits, const Sharing* sharing) {
+                  std::uint32_t vocabulary, const TreeLimits& limits, const Sharing* sharing) {
     if (match.count == 0) return {};
     limits_ = limits;
     sharing_ = sharing;
@@ -54,7 +70,7 @@ class Drafter {
                     : 2 * occurrences / (kSampled * limits.max_nodes));
     read_samples();
     grow(1);
-    if (unseen_ > 0) {  // so the counts are estimates
+    if (unseen_ > 0) {  // then the counts are estimates
       is_exact_ = true;
       std::uint64_t least = counts_.size() < limits.max_nodes ? 1 : counts_.back();
       do {
@@ -66,13 +82,15 @@ class Drafter {
   }
 
  private:
-  static constexpr std::uint64_t kFew = 16;     // times max_nodes: so many occurrences are all read
-  static constexpr std::uint64_t kSampled = 7;  // times max_nodes: samples in one shard
-  static constexpr std::uint64_t kCaution =
-      14;  // sixteenths of an estimate that a node has to have
-  static constexpr std::uint64_t kFanOut =
-      16;  // parts in which a gap between different tokens is cut
-  static constexpr unsigned kIndexBits = 24;  // of a node; its count has the others
+  // Up to so many occurrences are all read, times max_nodes.
+  static constexpr std::uint64_t kFew = 16;
+  // Else about so many samples are read for an estimate, times max_nodes.
+  static constexpr std::uint64_t kSampled = 7;
+  static constexpr std::uint64_t kCaution = 14;  // `least`, in sixteenths of the estimate
+  // A wide gap between different tokens gets about so many samples at once.
+  static constexpr std::uint64_t kFanOut = 16;
+  // Bits of a node's index where nodes are sorted; its count has the others.
+  static constexpr unsigned kIndexBits = 24;
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
   // A node of the trie; the first is the match itself.
@@ -83,96 +101,98 @@ class Drafter {
     std::uint64_t count;
   };
 
-  // A shard that has the match.
-  struct Part {
-    const ShardView* shard;
-    std::size_t number;    // of the shard
-    double root;           // of the occurrences in it
-    std::uint64_t stride;  // of samples
+  // A shard in which the match occurs.
+  struct MatchedShard {
+    const ShardView* view;
+    std::size_t number;    // among all shards
+    double root;           // the square root of the number of occurrences in it
+    std::uint64_t stride;  // ranks from one sample to the next
   };
 
-  // An occurrence that is read: where it is, and its token at the present level.
+  // An occurrence that is read.
   struct Sample {
     Rank rank;
-    Position position;
-    Token token;
+    Position position;  // of the match
+    Token token;        // at the present level
   };
 
-  // The occurrences of a node in one part, and the samples first .. last - 1 among them.
+  // The occurrences of a node in one shard, and the samples first .. last - 1 among them.
   struct Piece {
-    std::uint32_t part;
+    std::uint32_t shard;  // index in matched_shards_
     std::uint32_t first, last;
     Interval ranks;
   };
 
-  // A node of the deepest level, or a candidate for the next: pieces first .. last - 1, and where
-  // the node is.
+  // A node of the deepest level, whose children are found next.
   struct Open {
-    std::uint32_t node;
-    std::uint32_t first, last;
+    std::uint32_t node;         // its index
+    std::uint32_t first, last;  // its occurrences are the pieces first .. last - 1
   };
 
   // The samples first .. last - 1 of a piece, which have one token.
   struct Run {
     std::uint32_t piece;
     std::uint32_t first, last;
-    std::uint32_t next;  // run of the same child in a piece before, or kNone
+    std::uint32_t next;  // the run of the same child in a piece before, or kNone
   };
 
-  // A child that samples show: its last run, and its occurrences, at most, or estimated.
+  // A child that samples show.
   struct Child {
     Token token;
-    std::uint32_t run;
-    std::uint64_t count;
+    std::uint32_t run;    // its last one
+    std::uint64_t count;  // the most occurrences that it can have, or an estimate (`is_exact_`)
   };
 
-  // A child that may have enough occurrences: pieces first .. last - 1, whose boundaries are
-  // searched.
+  // A child that may have enough occurrences.
   struct Candidate {
     std::uint32_t parent;
     Token token;
-    std::uint32_t first, last;
+    std::uint32_t first,
+        last;  // candidate_pieces_[first .. last - 1], whose boundaries are searched
   };
 
-  // A boundary of the piece `found`.
+  // A boundary of one of `candidate_pieces_`.
   struct PieceBoundary : Boundary {
-    std::size_t found;
+    std::size_t piece;
   };
 
+  // Begin with the match as the only node.
   void begin(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary) {
     child_of_.resize(vocabulary, kNone);
     match_ = &match;
-    parts_.clear();
+    matched_shards_.clear();
     root_.clear();
     for (std::size_t i = 0; i < shards.size(); ++i)
       if (const Interval& ranks = match.intervals[i]; ranks.width() > 0) {
-        root_.push_back({static_cast<std::uint32_t>(parts_.size()), 0, 0, ranks});
-        parts_.push_back({&shards[i], i, std::sqrt(static_cast<double>(ranks.width())), 1});
+        root_.push_back({static_cast<std::uint32_t>(matched_shards_.size()), 0, 0, ranks});
+        matched_shards_.push_back(
+            {&shards[i], i, std::sqrt(static_cast<double>(ranks.width())), 1});
       }
   }
 
-  // A child that no sample shows has less than a stride of occurrences in each part. All strides
-  // together are half of `least`, so that a child that one sample shows has fewer as well. For a
-  // given sum, the fewest samples are read if the stride of a part grows with the square root of
-  // its occurrences.
+  // Set the strides of samples, such that all children with `least` occurrences are seen. A child
+  // that no sample shows has less than a stride of occurrences in each shard. All strides together
+  // are half of `least`, so that a child that one sample shows has fewer as well. Of all strides
+  // with this sum, those that grow with the square root of a shard's occurrences read the fewest
+  // samples.
   void set_strides(std::uint64_t least) {
     double roots = 0;
-    for (const Part& part : parts_) roots += part.root;
+    for (const MatchedShard& shard : matched_shards_) roots += shard.root;
     unseen_ = 0;
-    for (Part& part : parts_) {
-      const double stride = part.root / roots * static_cast<double>(least) / 2;
-      part.stride = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(stride));
-      unseen_ += part.stride - 1;
+    for (MatchedShard& shard : matched_shards_) {
+      const double stride = shard.root / roots * static_cast<double>(least) / 2;
+      shard.stride = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(stride));
+      unseen_ += shard.stride - 1;
     }
   }
 
-  // Read a sample of each stride.
+  // Read a sample of each stride of the match.
   void read_samples() {
     refined_.clear();
     fresh_.clear();
     for (Piece& piece : root_) {
       piece.first = static_cast<std::uint32_t>(refined_.size());
-      add_samples(piece.part, piece.ranks, parts_[piece.part].stride);
+      add_samples(piece.shard, piece.ranks, matched_shards_[piece.shard].stride);
       piece.last = static_cast<std::uint32_t>(refined_.size());
     }
     root_samples_.swap(refined_);
@@ -212,7 +232,7 @@ class Drafter {
       }
     }
     candidates_.clear();
-    found_.clear();
+    candidate_pieces_.clear();
     boundaries_.clear();
     for (const Open& open : open_) find_candidates(open, least);
     if (is_exact_) search_boundaries(skip);
@@ -222,9 +242,9 @@ class Drafter {
       const auto first = static_cast<std::uint32_t>(pieces_.size());
       std::uint64_t count = 0;
       for (std::uint32_t i = child.first; i < child.last; ++i) {
-        if (found_[i].ranks.width() == 0) continue;
-        count += found_[i].ranks.width();
-        pieces_.push_back(found_[i]);
+        if (candidate_pieces_[i].ranks.width() == 0) continue;
+        count += candidate_pieces_[i].ranks.width();
+        pieces_.push_back(candidate_pieces_[i]);
       }
       if (sharing_ != nullptr) count = visible_count(first);
       if (count < least) {
@@ -242,23 +262,23 @@ class Drafter {
   std::uint64_t visible_count(std::size_t first) {
     intervals_.assign(shards_->size(), {});
     for (std::size_t i = first; i < pieces_.size(); ++i)
-      intervals_[parts_[pieces_[i].part].number] = pieces_[i].ranks;
+      intervals_[matched_shards_[pieces_[i].shard].number] = pieces_[i].ranks;
     return sharing_->visible(*shards_, intervals_).count;
   }
 
-  // Add a sample of each `step` of `ranks`: none are left out that are as many.
-  void add_samples(std::uint32_t part, const Interval& ranks, std::uint64_t step) {
+  // Add a sample of each `step` of `ranks`. Any `step` ranks in a row have one of them.
+  void add_samples(std::uint32_t shard, const Interval& ranks, std::uint64_t step) {
     for (Rank rank = ranks.begin + step - 1; rank < ranks.end; rank += step) {
-      fresh_.push_back({static_cast<std::uint32_t>(refined_.size()), part});
+      fresh_.push_back({static_cast<std::uint32_t>(refined_.size()), shard});
       refined_.push_back({rank, 0, 0});
-      prefetch(parts_[part].shard->entry_address(rank));
+      prefetch(matched_shards_[shard].view->entry_address(rank));
     }
   }
 
-  // Read where fresh samples are.
+  // Read the positions of fresh samples.
   void read_positions(std::vector<Sample>& samples, std::uint32_t skip) {
-    for (const auto& [sample, part] : fresh_) {
-      const ShardView& shard = *parts_[part].shard;
+    for (const auto& [sample, number] : fresh_) {
+      const ShardView& shard = *matched_shards_[number].view;
       samples[sample].position = shard.position(samples[sample].rank);
       prefetch(shard.suffix(samples[sample].position + skip));
     }
@@ -268,7 +288,7 @@ class Drafter {
   void read_tokens(std::uint32_t skip) {
     for (const Open& open : open_)
       for (std::uint32_t i = open.first; i < open.last; ++i) {
-        const ShardView& shard = *parts_[pieces_[i].part].shard;
+        const ShardView& shard = *matched_shards_[pieces_[i].shard].view;
         const std::uint32_t shift = 64 - 8 * shard.width;
         for (std::uint32_t sample = pieces_[i].first; sample < pieces_[i].last; ++sample)
           samples_[sample].token =
@@ -276,22 +296,22 @@ class Drafter {
       }
   }
 
-  // Add samples to gaps of a stride or more, but for those between equal tokens; return whether
-  // there are any.
+  // Add samples to gaps of a stride or more, except between equal tokens. Returns whether any were
+  // added.
   bool refine(std::uint32_t skip) {
     refined_.clear();
     fresh_.clear();
     for (const Open& open : open_)
       for (std::uint32_t i = open.first; i < open.last; ++i) {
         Piece& piece = pieces_[i];
-        const std::uint64_t stride = parts_[piece.part].stride;
+        const std::uint64_t stride = matched_shards_[piece.shard].stride;
         const auto first = static_cast<std::uint32_t>(refined_.size());
         for (std::uint32_t sample = piece.first; sample <= piece.last; ++sample) {
           const bool is_inner = sample > piece.first && sample < piece.last;
           const Interval gap = gap_before(piece, sample);
           if (gap.width() >= stride &&
               !(is_inner && samples_[sample - 1].token == samples_[sample].token))
-            add_samples(piece.part, gap,
+            add_samples(piece.shard, gap,
                         gap.width() <= 4 * kFanOut * stride ? stride : gap.width() / kFanOut);
           if (sample < piece.last) refined_.push_back(samples_[sample]);
         }
@@ -309,7 +329,8 @@ class Drafter {
             sample == piece.last ? piece.ranks.end : samples_[sample].rank};
   }
 
-  // Collect the children of a node that samples show and that may have `least` occurrences.
+  // Append the children of a node that samples show and that may have `least` occurrences to
+  // `candidates_`.
   void find_candidates(const Open& open, std::uint64_t least) {
     children_.clear();
     runs_.clear();
@@ -329,6 +350,7 @@ class Drafter {
     for (const Child& child : children_) add_candidate(open, child, least);
   }
 
+  // Add the samples of one token in a piece to its child.
   void add_run(Token token, const Run& run) {
     std::uint32_t& at = child_of_[token];
     if (at == kNone) {
@@ -343,11 +365,12 @@ class Drafter {
                      std::exchange(child.run, static_cast<std::uint32_t>(runs_.size()))});
   }
 
-  // Add a child of `open`, unless it occurs too rarely, and the boundaries to be searched: of its
-  // runs and, where no sample shows it, of where it may be.
+  // Append a child of `open` to `candidates_`, unless it occurs too rarely, with the boundaries
+  // that have to be searched: those of its runs and, in a piece where no sample shows it, those of
+  // the gap in which it may be.
   void add_candidate(const Open& open, const Child& child, std::uint64_t least) {
     const std::size_t boundary_count = boundaries_.size();
-    const auto first = static_cast<std::uint32_t>(found_.size());
+    const auto first = static_cast<std::uint32_t>(candidate_pieces_.size());
     std::uint64_t most = 0;
     std::uint32_t next = child.run;
     for (std::uint32_t i = open.last; i-- > open.first;) {
@@ -369,39 +392,40 @@ class Drafter {
       if (begin.begin == end.end) continue;
       if (is_exact_ && begin.width() > 0) add_boundary(piece, begin, false);
       if (is_exact_ && end.width() > 0) add_boundary(piece, end, true);
-      found_.push_back({piece.part, run.first, run.last, {begin.begin, end.begin}});
+      candidate_pieces_.push_back({piece.shard, run.first, run.last, {begin.begin, end.begin}});
       most += end.end - begin.begin;
     }
     if (most >= least) {
       candidates_.push_back(
-          {open.node, child.token, first, static_cast<std::uint32_t>(found_.size())});
+          {open.node, child.token, first, static_cast<std::uint32_t>(candidate_pieces_.size())});
     } else {
       boundaries_.resize(boundary_count);
-      found_.resize(first);
+      candidate_pieces_.resize(first);
     }
   }
 
+  // Append a boundary of the next of `candidate_pieces_`: at its end if `after`, else at its begin.
   void add_boundary(const Piece& piece, const Interval& within, bool after) {
-    const ShardView& shard = *parts_[piece.part].shard;
-    boundaries_.push_back(
-        {{&shard, nullptr, shard.width, 0, after, within.begin, within.end, 0}, found_.size()});
+    const ShardView& shard = *matched_shards_[piece.shard].view;
+    boundaries_.push_back({{&shard, nullptr, shard.width, 0, after, within.begin, within.end, 0},
+                           candidate_pieces_.size()});
   }
 
   // Search the boundaries of candidates, whose next token is `skip` symbols into a suffix.
   void search_boundaries(std::uint32_t skip) {
-    patterns_.resize(found_.size());
+    patterns_.resize(candidate_pieces_.size());
     for (const Candidate& child : candidates_)
       for (std::uint32_t i = child.first; i < child.last; ++i)
-        patterns_[i] = big_endian(child.token, parts_[0].shard->width);
+        patterns_[i] = big_endian(child.token, matched_shards_[0].view->width);
     for (PieceBoundary& boundary : boundaries_) {
-      boundary.pattern = reinterpret_cast<const std::uint8_t*>(&patterns_[boundary.found]);
+      boundary.pattern = reinterpret_cast<const std::uint8_t*>(&patterns_[boundary.piece]);
       boundary.skip = skip;
     }
     find_boundaries(std::span(boundaries_));
     for (const PieceBoundary& boundary : boundaries_)
-      (boundary.after ? found_[boundary.found].ranks.end : found_[boundary.found].ranks.begin) =
-          boundary.low;
-    for (Piece& piece : found_)
+      (boundary.after ? candidate_pieces_[boundary.piece].ranks.end
+                      : candidate_pieces_[boundary.piece].ranks.begin) = boundary.low;
+    for (Piece& piece : candidate_pieces_)
       piece.ranks.end = std::max(piece.ranks.begin, piece.ranks.end);  // in a damaged file
   }
 
@@ -429,8 +453,8 @@ class Drafter {
     for (std::size_t i = 0; i < size; ++i) {
       const std::size_t at = order_[i] & ((std::uint64_t{1} << kIndexBits) - 1);
       const Node& node = nodes_[at];
-      outputs_[at] =
-          static_cast<std::int32_t>(i);  // parents come first: none has fewer occurrences
+      outputs_[at] = static_cast<std::int32_t>(i);
+      // Parents come first, since none has fewer occurrences than a child.
       put(kCountsAt, i, node.count);
       put(kTokensAt, i, node.token);
       put(kParentsAt, i, outputs_[node.parent]);
@@ -443,26 +467,27 @@ class Drafter {
   const Sharing* sharing_ = nullptr;
   const std::vector<ShardView>* shards_ = nullptr;
   std::vector<Interval> intervals_;  // of a node, one for each shard
-  Limits limits_{};
-  bool is_exact_ = false;     // else counts are those of the sample
-  std::uint64_t unseen_ = 0;  // occurrences of a child that no sample shows, at most
-  std::vector<Part> parts_;
+  TreeLimits limits_{};
+  bool is_exact_ = false;     // whether children are counted, not estimated from samples
+  std::uint64_t unseen_ = 0;  // the most occurrences of a child that no sample shows
+  std::vector<MatchedShard> matched_shards_;
   std::vector<Node> nodes_;
   std::vector<std::uint64_t> counts_;  // the greatest of the nodes
   // The match and its samples, and those of the deepest level.
-  std::vector<Piece> root_, pieces_, found_;
+  std::vector<Piece> root_, pieces_;
+  std::vector<Piece> candidate_pieces_;  // of children that may have enough occurrences
   std::vector<Sample> root_samples_, samples_, refined_;
   std::vector<Open> open_;
-  std::vector<std::pair<std::uint32_t, std::uint32_t>>
-      fresh_;                            // samples that are to be read, and their parts
+  // The samples that have to be read, and their shards in matched_shards_.
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> fresh_;
   std::vector<std::uint32_t> child_of_;  // of each token; kNone: none
   std::vector<Child> children_;
   std::vector<Run> runs_;
   std::vector<Candidate> candidates_;
   std::vector<PieceBoundary> boundaries_;
   std::vector<std::uint64_t> patterns_;
-  std::vector<std::uint64_t> order_;  // of nodes: by count, from the greatest on, then by index
-  std::vector<std::int32_t> outputs_;
+  std::vector<std::uint64_t> order_;   // of nodes: by count, from the greatest on, then by index
+  std::vector<std::int32_t> outputs_;  // the index of each node in the tree
 };
 
 }  // namespace rest_store

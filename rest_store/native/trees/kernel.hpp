@@ -5,22 +5,25 @@
 
 namespace rest_store {
 
-// Thread-safe: shards are read-only, the cache synchronizes itself.
+// Thread-safe with a scratch for each thread: shards are read-only, and the cache synchronizes
+// itself.
 class Kernel {
  public:
-  // What a query works with; it keeps its memory for later ones.
+  // Buffers of a query, reused by the next. One query uses them at a time.
   struct Scratch {
     Matcher matcher;
     Drafter drafter;
   };
 
-  // `sharing`: limits the reader; null: it may learn of everything.
+  // `shards`: of the datastore, at least one; the memory that they point to outlives the kernel.
+  // `vocabulary`: tokens are below it. `sharing`: limits the reader, one group for each shard;
+  // null: it may learn of everything.
   Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary,
          std::shared_ptr<const Sharing> sharing)
       : shards_(std::move(shards)), vocabulary_(vocabulary), sharing_(std::move(sharing)) {}
 
   std::uint32_t vocabulary() const { return vocabulary_; }
-  std::uint32_t width() const { return shards_[0].width; }
+  std::uint32_t width() const { return shards_[0].width; }  // bytes of a token
 
   // The longest match of a context that ends with `suffix`; valid until the next query with this
   // scratch.
@@ -30,7 +33,8 @@ class Kernel {
     return match;
   }
 
-  TreeCache::Tree draft(const Suffix& suffix, const Limits& limits, Scratch& scratch) {
+  // The tree of the continuations of that match; never null. `limits` are in range.
+  TreeCache::Tree draft(const Suffix& suffix, const TreeLimits& limits, Scratch& scratch) {
     const Match& match = this->match(suffix, scratch);
     const auto make = [&] {
       return std::make_shared<const MatchTree>(
@@ -47,7 +51,7 @@ class Kernel {
     return tree;
   }
 
-  // Occurrences of a token sequence.
+  // The number of occurrences of a token sequence of which the reader may learn.
   std::uint64_t count(const Suffix& tokens) const {
     std::vector<Interval> intervals;
     find_occurrences(shards_, tokens, tokens.length, intervals);

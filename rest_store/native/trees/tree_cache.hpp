@@ -14,12 +14,13 @@ namespace rest_store {
 // Emptied when it is full. Thread-safe.
 class TreeCache {
  public:
-  static constexpr std::uint64_t kHeavy = 64;  // occurrences from which on a tree is worth keeping
+  // Trees of matches with at least so many occurrences are worth caching.
+  static constexpr std::uint64_t kHeavy = 64;
 
   using Tree = std::shared_ptr<const MatchTree>;
 
-  // The key of a tree: the tokens of its match as bytes of a tokens file, and its limits.
-  static std::string key(std::string_view tokens, const Limits& limits) {
+  // The key of a tree. `tokens`: of its match, as bytes of a tokens file.
+  static std::string key(std::string_view tokens, const TreeLimits& limits) {
     std::string key(tokens);
     key.append(reinterpret_cast<const char*>(&limits), sizeof limits);
     return key;
@@ -28,10 +29,11 @@ class TreeCache {
   // The tree of `key`; null if there is none.
   Tree find(const std::string& key) {
     const std::lock_guard lock(mutex_);
-    const auto found = trees_.find(key);
-    return found == trees_.end() ? nullptr : found->second;
+    const auto entry = trees_.find(key);
+    return entry == trees_.end() ? nullptr : entry->second;
   }
 
+  // Add a tree, unless there is one of this key.
   void insert(std::string key, Tree tree) {
     const std::lock_guard lock(mutex_);
     if (bytes_ > kBytes) {

@@ -47,18 +47,15 @@ def read_tree(message: pb.Tree, vocabulary_size: int, limits: TreeLimits, target
 
 def _require_match(match: SuffixMatch, size: int, max_suffix: int, target: str) -> None:
     """Raise ProtocolError if a tree of `size` nodes cannot follow the match."""
-    is_match = match.length > 0
-    occurs = match.count > 0
-    if match.length <= max_suffix and is_match == occurs and (is_match or size == 0):
+    is_empty = match == (0, 0)
+    is_whole = match.count > 0 and 0 < match.length <= max_suffix
+    if is_whole or (is_empty and size == 0):
         return
-    actual = ", ".join(
-        (
-            counted(match.length, "token"),
-            counted(match.count, "occurrence"),
-            counted(size, "node"),
-        )
-    )
-    raise _invalid(target, "match", actual, f"at most {max_suffix} tokens that occur")
+    length = counted(match.length, "token")
+    count = counted(match.count, "occurrence")
+    nodes = counted(size, "node")
+    expected = f"at most {max_suffix} tokens that occur"
+    raise _invalid(target, "match", f"{length}, {count}, {nodes}", expected)
 
 
 def read_session_tree(
@@ -117,16 +114,16 @@ def _valid_depths(nodes: bytes, vocabulary_size: int, max_nodes: int, target: st
     return depths
 
 
-def _invalid(target: str, what: str, actual: str, expected: str) -> ProtocolError:
-    return ProtocolError(describe(target, f"{what} of a draft tree", actual, expected))
+def _invalid(target: str, name: str, actual: str, expected: str) -> ProtocolError:
+    return ProtocolError(describe(target, f"{name} of a draft tree", actual, expected))
 
 
 def sum_trees(trees: Sequence[TokenTree], max_nodes: int) -> TokenTree:
     """Return the tree of one context over a datastore, from the tree of each of its partitions.
 
-    Only the partitions with the longest match count. Their nodes are joined by path, and the counts
-    of a path are summed. A partition's tree lacks the paths beyond its `max_nodes` heaviest: their
-    counts are missing from the sum.
+    Trees of partitions with a shorter match than others are left out. Nodes with the same path
+    become one, whose count is the sum of theirs. A partition's tree has only its `max_nodes`
+    heaviest paths, so the counts of others are missing from the sum.
     """
     length = max(tree.match.length for tree in trees)
     longest = [tree for tree in trees if tree.match.length == length]
@@ -153,7 +150,7 @@ def sum_trees(trees: Sequence[TokenTree], max_nodes: int) -> TokenTree:
 
 
 def _paths(tree: TokenTree) -> list[tuple[int, ...]]:
-    """Return the tokens from the context to each node, that of the node included."""
+    """Return the path of each node: the tokens after the context, up to the node's own."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
         above = () if parent == -1 else paths[parent]

@@ -99,7 +99,7 @@ def _partition(text: str) -> Partition:
     metavar="N",
     type=click.IntRange(1, 64),
     show_default="as they were opened last",
-    help="Tell a group of what others wrote in live datastores once N groups have written it.",
+    help="Tell a group of others' text in live datastores once N groups have written it.",
 )
 @click.option(
     "--listen",

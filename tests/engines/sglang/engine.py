@@ -1,6 +1,4 @@
-"""SGLang's engine on a CPU, in a process of its own: `python -m
-tests.engines.sglang.engine REQUESTS ANSWERS`.
-"""
+"""SGLang's engine on a CPU: `python -m tests.engines.sglang.engine REQUESTS ANSWERS`."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "SGLANG_NCCL_SO_PATH": "/nonexist
 
 
 def environment(settings: Mapping[str, Any] | None = None, ranks: int = 1) -> dict[str, str]:
-    """Return the variables of a process that runs SGLang on a CPU,
-    with settings of drafts and one or two ranks.
-    """
+    """Return the environment of a process that runs SGLang on a CPU, with one or two ranks."""
     own = {
         "SGLANG_USE_CPU_ENGINE": "1",
         "CUDA_VISIBLE_DEVICES": "",

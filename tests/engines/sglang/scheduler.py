@@ -65,8 +65,7 @@ def request(rid: str, prompt: Sequence[int], most: int, **sampling: Any) -> Req:
 
 
 class Scheduler:
-    """Runs requests to their ends, a step of all of them at a time,
-    and verifies trees as SGLang does.
+    """Runs requests to their ends in common steps, and verifies trees as SGLang does.
 
     Args:
         drafts: what is asked for drafts.

@@ -1,6 +1,4 @@
-"""Drafts for SGLang's batches, without SGLang: the same text as
-without drafts, and arrays that say what trees say.
-"""
+"""Drafts for SGLang's batches, without SGLang: texts stay the same, and arrays equal trees."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ PROMPTS = [[20 * start + 3, 20 * start + 4] for start in range(4)]
 
 @pytest.fixture
 def datastore(tmp_path: Path) -> str:
-    """A datastore of what the model writes, in which wrong
-    continuations are more frequent than right ones.
-    """
+    """A datastore of the model's text, in which wrong continuations outnumber right ones."""
     texts = []
     for prompt in PROMPTS:
         right = [*prompt, *plain_output(MODEL, prompt, 60)]
@@ -108,7 +104,7 @@ def test_texts_are_those_without_drafts(
 def test_drafts_are_from_text_alone_where_there_are_images(
     drafter: RequestDrafter, tmp_path: Path, is_ahead: bool
 ) -> None:
-    """SGLang has ids that no vocabulary has in their places, more than in the text as it came."""
+    """SGLang replaces each image by several ids that no vocabulary has."""
     engine = scheduler(drafter, is_ahead=is_ahead)
     image = [1_000_007] * 20 + [(1 << 62) - 1] * 3
     one = request("one", PROMPTS[0], 30)
@@ -141,7 +137,7 @@ def test_an_adapter_remembers_by_its_name(drafter: RequestDrafter, tmp_path: Pat
 
 
 def test_a_request_switches_drafts_off(drafter: RequestDrafter) -> None:
-    """And another one beside it has them."""
+    """A request beside it has drafts."""
     engine = scheduler(drafter)
     off = request("off", PROMPTS[0], 30, custom_params={"drafts": False})
     on = request("on", PROMPTS[1], 30)
@@ -216,9 +212,9 @@ PENALIZED = [
 def test_a_request_with_penalties_gets_no_draft_nodes(
     drafter: RequestDrafter, tmp_path: Path, sampling: dict[str, Any], is_ahead: bool
 ) -> None:
-    """One token a step, which SGLang counts rightly.
+    """The request writes one token a step, which SGLang counts rightly.
 
-    The one beside it is drafted for, and this one is remembered.
+    The request beside it has drafts, and this one is remembered.
     """
     engine = scheduler(drafter, is_ahead=is_ahead)
     penalized, other = (
@@ -242,7 +238,7 @@ def test_a_request_with_penalties_gets_no_draft_nodes(
 def test_a_request_that_must_not_end_yet_gets_no_draft_nodes(
     drafter: RequestDrafter, is_ahead: bool
 ) -> None:
-    """Until it has written as much, since SGLang began to count: anew after it was put off."""
+    """SGLang counts its tokens anew after it was put off."""
     engine = scheduler(drafter, is_ahead=is_ahead)
     one = request("one", PROMPTS[0], 60, min_new_tokens=8)
     engine.prefill(one)
@@ -256,7 +252,7 @@ def test_a_request_that_must_not_end_yet_gets_no_draft_nodes(
 
 
 def test_padding_is_never_accepted(drafter: RequestDrafter) -> None:
-    """Though the model writes its token all the time."""
+    """The model writes the token of the padding all the time."""
     engine = Scheduler(BatchDrafts(drafter, NODES, "tree"), lambda text: 0, VOCABULARY)
     one = request("one", [7, 8], 20, presence_penalty=1.0)
     engine.prefill(one)
@@ -394,7 +390,7 @@ def broken(asked: KnownGrammar) -> Grammar:
 def test_the_grammar_of_a_request_is_asked(
     drafter: RequestDrafter, maker: Any, is_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was put off begins anew in the middle of its output, and so does its grammar."""
+    """A request that was put off continues in the middle of its output, and so does its grammar."""
     makers = {} if maker is None else {"KnownGrammar": maker}
     monkeypatch.setattr(request_grammar, "_MAKERS", makers)
     engine = scheduler(drafter, is_ahead=is_ahead)

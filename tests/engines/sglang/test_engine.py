@@ -1,6 +1,4 @@
-"""SGLang itself on a CPU: texts are those without drafts, whatever
-is drafted, put off, constrained or ended.
-"""
+"""SGLang on a CPU writes the texts that it writes without drafts, whatever happens."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ def output(answer: dict[str, Any]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def rounds(model: Path) -> list[list[dict[str, Any]]]:
-    """Several requests at once that end at different lengths, one
-    with an end token, and one with a grammar.
-    """
+    """Rounds of requests of different lengths, one with an end token, and one with a grammar."""
     chance, vocabulary = np.random.default_rng(0), len(text_tokenizer())
     lengths = [(7, 90), (60, 80), (14, 12), (9, 70), (100, 60), (5, 100), (30, 1)]
     together = [
@@ -137,7 +133,7 @@ def test_right_branches_are_accepted_after_wrong_ones_and_requests_were_put_off(
 
 
 def test_forced_text_is_drafted(plain: Any, drafted: Any) -> None:
-    """Plain SGLang takes a pass for each token of it; the request's own grammar knows it."""
+    """The request's own grammar knows each token for which plain SGLang takes a pass."""
     answer = drafted[0][2][1]
     assert re.fullmatch(REGEX, answer["text"])
     facts = answer["meta_info"]
@@ -178,7 +174,7 @@ def test_outputs_are_remembered(model: Path, rounds: Any, drafted: Any) -> None:
 
 @pytest.mark.usefixtures("sglang_on_cpu")
 def test_links_that_sglang_derives_are_those_of_the_trees() -> None:
-    """The device derives the same from the mask, as SGLang's own tests of its kernel hold."""
+    """SGLang's own tests of its kernel show that the device derives the same from the mask."""
     from sglang.srt.speculative.ngram_worker import _derive_tree_links
 
     chance = np.random.default_rng(2)

@@ -1,6 +1,4 @@
-"""Sampling parameters in SGLang: each text is that of plain SGLang
-without overlap, or is named here.
-"""
+"""Each text with sampling parameters is plain SGLang's without overlap, or is named here."""
 
 from __future__ import annotations
 
@@ -152,8 +150,9 @@ def test_two_outputs_of_one_request_are_those_without_drafts(plain: Any, drafted
 
 @pytest.mark.usefixtures("sglang_on_cpu")
 def test_sglang_counts_one_token_a_step() -> None:
-    """If this fails, SGLang may count all that a step accepts: see
-    `BatchDrafts._most`, and the report in the docs.
+    """SGLang counts one token of all that a step accepts (`BatchDrafts._most`).
+
+    If this fails, SGLang may count all: see the report in the docs.
     """
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
@@ -172,9 +171,7 @@ def test_sglang_counts_one_token_a_step() -> None:
 
 @pytest.mark.usefixtures("sglang_on_cpu")
 def test_only_on_cuda_does_sglang_sample_while_it_verifies() -> None:
-    """Elsewhere a request that samples is answered greedily with
-    any drafts, which docs and a warning say.
-    """
+    """On other devices a sampled request is answered greedily with any drafts."""
     from sglang.srt.speculative.eagle_utils import _verify_uses_greedy
 
     device = {"is_all_greedy": False, "is_cpu": False, "is_hip": False, "is_xpu": False}

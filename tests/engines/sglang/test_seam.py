@@ -20,7 +20,7 @@ from tests.engines.sglang.engine import IN_SGLANG
     ids=lambda definition: definition.__name__,
 )
 def test_stand_ins_have_nothing_that_the_table_lacks(definition: Any) -> None:
-    """So whatever drafts for batches use in the tests without SGLang is in the table."""
+    """The table therefore has all that drafts for batches use in the tests without SGLang."""
     listed = {part.place.partition(":")[2] for part in DEPENDENCIES}
     assert {f"{definition.__name__}.{field.name}" for field in fields(definition)} <= listed
     assert attributes_of(definition) == {field.name for field in fields(definition)}
@@ -75,7 +75,7 @@ class TestInSglang:
         assert "NGRAMWorker.clear_cache_pool uses ngram_corpus.forget" in found
 
     def test_corpora_of_its_own_lookup_are_refused_by_name(self, worker: Any) -> None:
-        """By `ExternalCorpusManager`, which the scheduler has for whatever drafts on the host."""
+        """`ExternalCorpusManager` refuses them, which the scheduler has for host drafters."""
         from sglang.srt.managers.io_struct import (
             ListExternalCorporaReqInput,
             RemoveExternalCorpusReqInput,

@@ -103,7 +103,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def test_what_was_asked_before_is_drafted_from_memory(server: Server) -> None:
-    """Beside a request whose extra arguments are no object, which drafts, too."""
+    """A request beside it has extra arguments that are no object, and drafts, too."""
     first = server.generate()
     until(lambda: LiveDatastore.open(server.memory, read_only=True).info().document_count == 1)
     for custom_params in (None, "x", 7, ["a"]):
@@ -142,7 +142,7 @@ def test_a_tenants_answers_are_drafted_for_no_other(server: Server) -> None:
 
 
 def test_a_request_switches_drafts_off(server: Server) -> None:
-    """Of one whose text is remembered."""
+    """The text of the request is remembered."""
     first = server.generate()
     until(partial(server.has, "", first["output_ids"]))
     off = server.generate(custom_params={"drafts": False})
@@ -168,7 +168,7 @@ def test_tokens_of_a_prediction_are_counted(server: Server) -> None:
 
 
 def test_answers_outlive_the_server(server: Server, model: Path) -> None:
-    """The last test of the server: it ends here, and another one drafts from them."""
+    """The last test of the server ends it, and another server drafts from its answers."""
     first = server.generate(custom_params={"namespace": "a"})
     until(partial(server.has, "a", first["output_ids"]))
     server.stop()

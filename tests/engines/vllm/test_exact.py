@@ -1,6 +1,4 @@
-"""With drafts, vLLM writes what it writes without: whatever is
-drafted, and whatever happens to a row.
-"""
+"""vLLM writes the same text with and without drafts, whatever happens to a row."""
 
 from __future__ import annotations
 
@@ -27,9 +25,16 @@ GREEDY = {"temperature": 0.0, "max_tokens": 40}
 
 
 @pytest.fixture(scope="module")
-def drafted(model: Path, datastore: Path) -> Iterator[Any]:
+def drafted(
+    model: Path, datastore: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
     """An engine with drafts that are looked up a step ahead, short of memory."""
-    with engine(model, {"datastores": [str(datastore)], "lag": True}, blocks=SCARCE) as llm:
+    settings = {
+        "datastores": [str(datastore)],
+        "remember": str(tmp_path_factory.mktemp("exact") / "memory"),
+        "lag": True,
+    }
+    with engine(model, settings, blocks=SCARCE) as llm:
         yield llm
 
 
@@ -106,9 +111,9 @@ def formed(requests: list[Request]) -> list[Request]:
 def test_forced_text_is_drafted(
     model: Path, datastore: Path, requests: list[Request], backend: str
 ) -> None:
-    """In fewer steps than tokens, with the library that masks the logits.
+    """There are fewer steps than tokens, with the library that masks the logits.
 
-    The last test of this module: the end of an engine ends what all in a process share.
+    This is the last test of the module: the end of an engine ends what all in a process share.
     """
     with engine(model, backend=backend) as llm:
         [form] = answers(llm, formed(requests))

@@ -1,6 +1,4 @@
-"""The script of examples/ for vLLM, as a user runs it: a program
-that ends as soon as it has its answers.
-"""
+"""The example for vLLM runs as a user runs it, and ends as soon as it has its answers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Beside a trained head: EAGLE's code with random weights, whose
-drafts are made as without the plug-in.
-"""
+"""Beside EAGLE's code with random weights, the head drafts as without the plug-in."""
 
 from __future__ import annotations
 

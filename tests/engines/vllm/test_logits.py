@@ -41,9 +41,7 @@ def test_likely_tokens_are_those_of_their_positions(
     texts: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The likeliest is what the greedy text goes on with: after
-    chunks of prompts, in rows that moved or came back.
-    """
+    """The likeliest token is the next one of the greedy text, after chunks and moved rows, too."""
     checked = Checked()
     monkeypatch.setattr(request_drafter, "accept_all", checked)
     with engine(model, {"datastores": [str(datastore)]}, blocks=SCARCE) as llm:

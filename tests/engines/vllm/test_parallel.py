@@ -1,6 +1,4 @@
-"""Tensor parallelism: two workers share each layer, and the one
-whose drafts vLLM takes is the only one that drafts.
-"""
+"""With tensor parallelism, only the worker whose drafts vLLM takes drafts."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ def workers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def written(model: Path, requests: list[Request]) -> list[list[int]]:
-    """What plain vLLM answers with as many workers, whose sums are
-    rounded in another order than those of one.
-    """
+    """The text of plain vLLM with as many workers, whose sums are rounded in another order."""
     with engine(model, ranks=RANKS) as llm:
         return answers(llm, requests)
 

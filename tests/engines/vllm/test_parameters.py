@@ -1,6 +1,4 @@
-"""Sampling parameters in vLLM: each greedy text is that of plain
-vLLM, and what is refused is refused by vLLM.
-"""
+"""Each greedy text is that of plain vLLM, and refused parameters are refused by vLLM."""
 
 from __future__ import annotations
 

@@ -50,9 +50,7 @@ def drafted(
 
 
 def distance(one: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> tuple[float, int]:
-    """Return the chi-squared statistic of two samples of the
-    same size, and its degrees of freedom.
-    """
+    """Return the chi-squared statistic of two samples of one size, and its degrees of freedom."""
     counts = Counter(one), Counter(other)
     frequent = [
         outcome for outcome, count in (counts[0] + counts[1]).most_common(12) if count >= 10
@@ -65,9 +63,9 @@ def distance(one: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> tuple[
 def test_samples_are_distributed_as_without_drafts(
     drafted: Any, prompt: list[int], plain_samples: list[list[int]]
 ) -> None:
-    """Of the second token on, which are verified.
+    """From the second token on, tokens are verified.
 
-    With other seeds, so that both are independent.
+    Other seeds make both samples independent.
     """
     texts = sampled(drafted, prompt, range(SAMPLES, 2 * SAMPLES), 3)
     accepted, tried = (
@@ -85,8 +83,7 @@ def test_samples_are_distributed_as_without_drafts(
 def test_a_seed_repeats_a_text_without_drafts_alone(
     drafted: Any, plain: Any, prompt: list[int]
 ) -> None:
-    """What is remembered or recycled changes the drafts, and vLLM
-    draws from a seed by position and by draft.
+    """vLLM draws from a seed by position and by draft, and memory changes drafts.
 
     If this fails, the docs may promise more.
     """

@@ -30,7 +30,7 @@ def test_vllm_has_what_the_table_lists() -> None:
 
 
 def test_each_speculator_proposes_as_the_table_says() -> None:
-    """Those of heads and lookups, of which an engine has one."""
+    """The speculators are heads and lookups, of which an engine has one."""
     import vllm.v1.worker.gpu.spec_decode as package
 
     names = [

@@ -186,7 +186,7 @@ def test_metrics_of_the_drafter_are_the_servers(
 def test_a_tenants_answers_are_drafted_for_no_other(
     server: Server, client: Any, live: Path, requests: list[Request], texts: list[list[int]]
 ) -> None:
-    """They draft from no datastore, so that drafts are from memory, prompt and logits."""
+    """Requests draft from no datastore, only from memory, prompt and logits."""
     steps = []
     for tenant in ("a", "b", "a", "none"):
         tokens, id = ask(client, requests[1], 80, namespace=tenant, datastores=[])
@@ -206,7 +206,7 @@ def test_a_tenants_answers_are_drafted_for_no_other(
 def test_a_request_switches_drafts_off(
     server: Server, client: Any, requests: list[Request], texts: list[list[int]]
 ) -> None:
-    """Also those of vLLM's own lookup: each step writes a token."""
+    """vLLM's own lookup does not draft either: each step writes a token."""
     before = server.metrics()["vllm:spec_decode_num_draft_tokens_total"]
     tokens, id = ask(client, requests[0], 90, drafts=False)
     assert tokens == texts[0]
@@ -245,7 +245,7 @@ def test_answers_outlive_the_server(
     requests: list[Request],
     texts: list[list[int]],
 ) -> None:
-    """The last test of the server: it ends here, and another one drafts from them."""
+    """The last test of the server ends it, and another server drafts from its answers."""
     tokens, _ = ask(client, requests[8], 90, namespace="a", datastores=[])
     assert tokens == texts[8]
     server.stop()

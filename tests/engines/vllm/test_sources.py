@@ -31,7 +31,7 @@ def test_a_service_that_dies_costs_drafts_and_no_text(
 def test_answers_are_remembered(
     model: Path, requests: list[Request], texts: list[list[int]], tmp_path: Path
 ) -> None:
-    """Finished requests and aborted ones, while the engine runs; they draft for later ones."""
+    """Finished and aborted requests draft for later ones while the engine runs."""
     with engine(model, {"remember": str(tmp_path / "live")}) as llm:
         assert answers(llm, requests, {5: 30})[0] == texts[0]
         with LiveDatastore.open(tmp_path / "live", read_only=True) as live:

@@ -1,6 +1,4 @@
-"""A plug-in of SGLang's for tests: its attention in torch,
-which knows no trees, gets their mask.
-"""
+"""An SGLang plug-in for tests that adds the mask of trees to its attention in torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""With this folder on PYTHONPATH, Python has a Triton that
-interprets kernels, also where it has no driver.
+"""This folder on PYTHONPATH gives Python a Triton that interprets kernels without a driver.
 
 vLLM's model runner V2 needs Triton, which has no back end for CPUs. Its interpreter needs none, but
 vLLM looks for one by its name. The interpreter of Triton 3.9 takes masks of no other type than

@@ -1,6 +1,4 @@
-"""The compiled kernels that SGLang's speculation calls on a CPU, in
-torch, for tests: those need AVX-512.
-"""
+"""Kernels of SGLang's speculation in torch, since the compiled ones need AVX-512."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ def assign_extend_cache_locs_cpu(
     out: torch.Tensor,
     _: int,
 ) -> None:
-    """Write the cache's slots for the tokens `start` to `end` of
-    each request, one request after the other.
-    """
+    """Write the cache's slots for the tokens `start` to `end` of each request in turn."""
     ranges = zip(requests.tolist(), start.tolist(), end.tolist(), strict=True)
     found = torch.cat([slots[request, first:last] for request, first, last in ranges])
     out[: found.numel()] = found.to(out.dtype)
@@ -34,9 +30,7 @@ def assign_req_to_token_pool_cpu(
     new: torch.Tensor,
     _: int,
 ) -> None:
-    """Give the tokens `start` to `end` of each request the slots
-    `new`, one request after the other.
-    """
+    """Assign the slots `new` to the tokens `start` to `end` of each request in turn."""
     at = 0
     for request, first, last in zip(requests.tolist(), start.tolist(), end.tolist(), strict=True):
         slots[request, first:last] = new[at : at + last - first].to(slots.dtype)
@@ -73,9 +67,7 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling: torch.Tensor,
     target_predict: torch.Tensor,
 ) -> None:
-    """Walk down each tree along the tokens that the model would
-    write, through first children and siblings.
-    """
+    """Follow the tokens that the model would write, through first children and siblings."""
     for row in range(len(candidates)):
         path = [0]
         while len(path) <= accept_index.shape[1]:

@@ -1,0 +1,159 @@
+"""The segments of a namespace after a change: `SegmentBuilder`."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rest_store.datastore.header import token_width
+from rest_store.live.documents import Documents
+from rest_store.live.records import DocumentRecord
+from rest_store.live.retention import Retention
+from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
+
+
+class SegmentBuilder:
+    """Sorts documents into segments, and writes segments to files.
+
+    Segments never change, and so each method returns new ones. It publishes none: `Committer` does.
+
+    Args:
+        directory: the directory of the datastore.
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+        stored: the stored documents, which the holder of `Committer.sorting` reads.
+
+    Attributes:
+        stored: as above.
+        width: bytes of a token.
+    """
+
+    def __init__(self, directory: Path, vocabulary_size: int, stored: Documents) -> None:
+        self._directory = directory
+        self._vocabulary_size = vocabulary_size
+        self.stored = stored
+        self.width = token_width(vocabulary_size)
+
+    def add(
+        self,
+        segments: Sequence[Segment],
+        documents: Iterable[DocumentRecord],
+        retention: Retention,
+    ) -> list[Segment]:
+        """Return the segments of a namespace after the addition of any number of documents."""
+        after = list(segments)
+        for batch in retention.batches(documents, self.width):
+            after = self.add_batch(after, batch, retention)
+        return after
+
+    def add_batch(
+        self,
+        segments: Sequence[Segment],
+        batch: Sequence[DocumentRecord],
+        retention: Retention,
+    ) -> list[Segment]:
+        """Return the segments of a namespace with new documents in its memtable.
+
+        Args:
+            segments: its segments.
+            batch: at least one document, in a list that `Retention.batches` yields.
+            retention: its retention.
+        """
+        before = list(segments)
+        memtable: Segment | None = None
+        if before and self._fits_into(before[-1], batch, retention):
+            memtable = before.pop()
+        new = sorted_segment(batch, self._vocabulary_size, memtable)
+        return self.flush_all_but_memtable([*before, new], retention)
+
+    def _fits_into(
+        self, segment: Segment, batch: Sequence[DocumentRecord], retention: Retention
+    ) -> bool:
+        """Return whether a segment is a memtable that may take in new documents."""
+        if segment.record is not None:
+            return False
+        positions = segment.position_count
+        for document in batch:
+            positions += len(document.symbols) // self.width + 1
+        if positions > retention.max_segment_positions:
+            return False
+        return retention.allows_times(segment.oldest, batch[-1].added)
+
+    def remove(
+        self, segments: Iterable[Segment], numbers: Sequence[int], retention: Retention
+    ) -> list[Segment]:
+        """Return the segments of a namespace after the removal of documents.
+
+        Segments with such a document are sorted again. The caller holds `Committer.sorting`.
+
+        Args:
+            segments: some of its present segments.
+            numbers: the numbers of the documents, ascending.
+            retention: its retention.
+        """
+        removed = set(numbers)
+        after: list[Segment] = []
+        for segment in segments:
+            if bisect_left(numbers, segment.first) == bisect_right(numbers, segment.last):
+                after.append(segment)
+            else:
+                after += self._remaining(segment, removed, retention)
+        return after
+
+    def _remaining(
+        self, segment: Segment, removed: set[int], retention: Retention
+    ) -> list[Segment]:
+        """Return segments of a segment's documents that are not removed."""
+        stored = self.stored.read(segment.first, segment.last, namespace=segment.namespace)
+        documents = [document for document in stored if document.number not in removed]
+        if segment.position_count > retention.max_segment_positions:
+            batches = list(retention.batches(documents, self.width))
+        else:
+            batches = [documents] if documents else []
+        segments = [self.sort(batch) for batch in batches]
+        return segments if segment.record is None else self.flush(segments)
+
+    def sort(self, documents: Sequence[DocumentRecord]) -> Segment:
+        """Return a segment in memory of consecutive documents."""
+        return sorted_segment(documents, self._vocabulary_size)
+
+    def flush(self, segments: Iterable[Segment]) -> list[Segment]:
+        """Return segments in files, after writing those in memory: all of them or none."""
+        flushed: list[Segment] = []
+        names: list[str] = []
+        try:
+            for segment in segments:
+                if segment.record is None:
+                    in_files = write_segment(segment, self._directory, self._vocabulary_size)
+                    assert in_files.record is not None
+                    names.append(in_files.record.name)
+                    flushed.append(in_files)
+                else:
+                    flushed.append(segment)
+        except BaseException:
+            self.remove_files(names)
+            raise
+        return flushed
+
+    def flush_all_but_memtable(
+        self, segments: Sequence[Segment], retention: Retention
+    ) -> list[Segment]:
+        """Return the segments of a namespace in files, except for a last one that is small."""
+        if segments and segments[-1].position_count < retention.max_memtable_positions:
+            return [*self.flush(segments[:-1]), segments[-1]]
+        return self.flush(segments)
+
+    def remove_files(self, names: Iterable[str]) -> None:
+        """Remove the files of segments.
+
+        Files that cannot be removed stay until the next deletion or opening.
+        """
+        for name in names:
+            with suppress(OSError):
+                remove_files(self._directory, name)
+
+    def remove_other_files(self, names: Iterable[str]) -> None:
+        """Remove the files of all segments but those with one of these names."""
+        existing = {path.stem for path in self._directory.glob("segment-*.*")}
+        self.remove_files(existing.difference(names))
