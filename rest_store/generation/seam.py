@@ -32,6 +32,8 @@ def _name_of_the_cache() -> str:
 
 
 CACHE = _name_of_the_cache()
+# Where outputs and arguments hold it. Since 5.24, reading another name logs that it is deprecated.
+_CURRENT_NAMES = (CACHE,) if CACHE == "cache" else (CACHE, _OF_STATES)
 
 
 def name_of_cache(model: Any) -> str | None:
@@ -45,9 +47,7 @@ def cache_in(values: Mapping[str, Any]) -> Any:
 
     None: there is none.
     """
-    return next(
-        (values[name] for name in (CACHE, _OF_STATES) if values.get(name) is not None), None
-    )
+    return next((values[name] for name in _CURRENT_NAMES if values.get(name) is not None), None)
 
 
 def name_of_cache_in(options: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Each Python block of README.md and docs/ runs, with the objects that its page speaks of.
+"""Each block of Python in docs/ runs, with the objects around it that its page speaks of.
 
 README's and the protocol's blocks have tests of their own in tests/test_readme.py, which look at
 results, too.
@@ -23,6 +23,7 @@ import rest_store
 from rest_store.bench.head_plans import PlannedHead, with_chain
 from rest_store.engines.request import parse_extra_arguments
 from rest_store.engines.settings import EngineSettings
+from rest_store.generation.seam import CACHE
 from tests.shared.models import CHATML, byte_level_bpe
 from tests.shared.object_store import upload
 from tests.shared.pages import PAGES, blocks
@@ -59,10 +60,7 @@ SERVICES = {
 
 
 class RecordedEngine:
-    """Stands for vLLM's `LLM`, and checks its settings as the plug-in does.
-
-    tests/engines/vllm runs the real one.
-    """
+    """Stands for vLLM's `LLM`, and checks its settings as the plug-in does."""
 
     def __init__(
         self, model: str, speculative_config: dict[str, Any], additional_config: dict[str, Any]
@@ -86,11 +84,13 @@ class RecordedClient:
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that pages use without defining them, and a folder with their files."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "src").mkdir()
-    for number in range(4):
-        (tmp_path / "src" / f"lines{number}.py").write_text(SOURCE + f"LINES = {number}\n")
+    """The names that pages use without defining them, in a folder with the files that they name."""
+    folder = tmp_path / "first-hour"
+    for corpus in (folder / "src", tmp_path / "rest_store"):
+        corpus.mkdir(parents=True)
+        for number in range(4):
+            (corpus / f"lines{number}.py").write_text(SOURCE + f"LINES = {number}\n")
+    monkeypatch.chdir(folder)
     with gzip.open("chats.jsonl.gz", "wt", encoding="utf-8") as chats:
         chats.write(json.dumps({"messages": [{"role": "user", "content": "Hello"}]}) + "\n")
     tokenizer = PreTrainedTokenizerFast(
@@ -104,6 +104,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).eval()
     model.generation_config.max_new_tokens = 16
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained("smollm2")
     model.save_pretrained("smollm2")
@@ -148,12 +149,16 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_blocks_of_a_page_run(
     name: str, names: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Blocks run in their order: a block may use a name of an earlier one."""
+    """In their order: a block may use a name of one before it."""
     texts = PYTHON[name]
     if any("s3://" in text for text in texts):
         request.getfixturevalue("s3")
         upload({f"code.ds/{path.name}": path.read_bytes() for path in Path("code.ds").iterdir()})
-    replaced = {"s3://bucket/": "s3://corpus/", "/data/copies": str(tmp_path / "copies")}
+    replaced = {
+        "s3://bucket/": "s3://corpus/",
+        "/data/copies": str(tmp_path / "copies"),
+        "past_key_values=": f"{CACHE}=",
+    }
     with contextlib.ExitStack() as stack:
         for address, arguments in SERVICES.get(name, {}).items():
             assert any(address in text for text in texts)

@@ -5,16 +5,18 @@ A release that is not is named, and none gets far with one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import transformers
 from transformers import DynamicCache
+from transformers.modeling_outputs import CausalLMOutput
 
 import rest_store
 from rest_store.errors import NotSupportedError
-from rest_store.generation.seam import DEPENDENCIES, require_transformers
+from rest_store.generation.seam import DEPENDENCIES, cache_in, require_transformers
 from rest_store.seam import differences
 from tests.shared.strategies import refused
 from tests.shared.tiny import prompts, tiny_model
@@ -48,6 +50,15 @@ def test_another_release_is_named_before_the_model_runs(
         "new_keys, new_values",
         "expected self, key_states, value_states",
     )
+
+
+def test_an_output_is_asked_for_its_cache_by_no_deprecated_name(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    transformers.logging.get_logger("transformers.utils.generic").warning_once.cache_clear()
+    assert cache_in(CausalLMOutput()) is None
+    assert caplog.messages == []
 
 
 def test_what_is_taken_over_is_in_the_table() -> None:

@@ -199,6 +199,7 @@ def test_on_a_phone_no_table_is_cut_and_many_results_are_short(
 
 
 def test_the_documentation_is_searched_from_files(tab: Any, tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="of the extra docs")
     build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     tab.goto((tmp_path / "index.html").as_uri())
