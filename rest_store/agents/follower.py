@@ -1,4 +1,4 @@
-"""Following files: what the system says has changed is read again, and nothing is done at rest.
+"""Following files: changed files are read again, as the system names them; at rest, nothing is done.
 
 Watching is `watchfiles`, which waits for inotify. Directories are watched as a whole, files through
 the directories that they are in, since editors put a new file in the place of the old one.
@@ -55,7 +55,7 @@ class Follower:
         told: Callable[[], None] = lambda: None,
     ) -> None:
         with named_extras("following files"):
-            import watchfiles  # noqa: F401 - what is missing is said at once
+            import watchfiles  # noqa: F401 - a missing package is named at once
         self._memory = memory
         self._places = places
         self._sync_history = sync_history
@@ -99,7 +99,7 @@ class Follower:
             for paths in self._next(min(times, default=None)):
                 if isinstance(paths, BaseException):
                     raise paths
-                if paths is None:  # a watcher watches from now on: what has changed before it did
+                if paths is None:  # a watcher has begun; files may have changed before
                     watchers -= 1
                     pending |= everything if not watchers else set()
                     continue
@@ -145,7 +145,7 @@ class Follower:
         self._after = {path: end for path, end in self._after.items() if end > now}
 
     def _places_of(self, paths: Iterable[str]) -> set[tuple[int, str]]:
-        """Return what is to be looked at: a place by its number, and a path relative to it."""
+        """Return the paths to look at: a place by its number, and a path relative to it."""
         found: set[tuple[int, str]] = set()
         for path in paths:
             for number, place in enumerate(self._places):

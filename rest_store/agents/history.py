@@ -87,7 +87,7 @@ def _documents(patch: str, commit: str, seconds: int) -> Iterator[Document]:
 
 
 def _git(repository: str, *arguments: str, ok: tuple[int, ...] = (0,)) -> bytes:
-    """Run git in a repository, and return what it prints; `ok`: statuses that are no errors."""
+    """Run git in a repository, and return its output; `ok`: statuses that are no errors."""
     environment = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_PAGER": "cat"}
     command = ["git", "-C", repository, *_SAFE, *arguments]
     try:

@@ -1,7 +1,7 @@
-"""A live datastore that holds what is in files: transcripts of agents, and a working tree.
+"""A live datastore that holds the texts of files: transcripts of agents, and a working tree.
 
 Four namespaces keep the kinds of text apart, so that each is a source of its own: `written`, the
-answers in transcripts; `read`, what else is in them; `files`, the texts of a tree; `history`, the
+answers in transcripts; `read`, their other texts; `files`, the texts of a tree; `history`, the
 hunks of commits.
 """
 
@@ -44,7 +44,7 @@ class Place(NamedTuple):
     """A path that is remembered.
 
     Attributes:
-        corpus: reads what is there.
+        corpus: reads the files.
         source: lists it.
     """
 
@@ -57,7 +57,7 @@ class Texts(NamedTuple):
 
     Attributes:
         name: of the file.
-        version: what changes when the file does; "": it is to be read again, or is gone.
+        version: a mark that changes when the file does; "": it is to be read again, or is gone.
         documents: by their keys, all that there are.
     """
 
@@ -67,7 +67,7 @@ class Texts(NamedTuple):
 
 
 def name_of(path: str) -> str:
-    """Return the name of a path in the record: what is not UTF-8 is escaped."""
+    """Return the name of a path in the record: bytes that are not UTF-8 are escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -84,7 +84,7 @@ class AgentMemory:
 
     Attributes:
         live: the datastore.
-        counts: of what was read, and of what was left out.
+        counts: of texts that were read, and of those that were left out.
         added: documents added so far.
         discarded: documents discarded so far.
 
@@ -121,7 +121,7 @@ class AgentMemory:
         self._target.accelerate()
 
     def close(self) -> None:
-        """Close the memory; what waits to be discarded is, the next time."""
+        """Close the memory; documents that wait to be discarded are, the next time."""
         self.live.close()
         self._record.close()
 
@@ -150,12 +150,12 @@ class AgentMemory:
         return Place(corpus, corpus.source)
 
     def sync(self, place: Place, paths: Iterable[str] = ("",)) -> None:
-        """Make the memory hold what is in files: changed ones are read, absent ones discarded.
+        """Make the memory hold the texts of files: changed ones are read, absent ones discarded.
 
         Args:
             place: that they are in.
             paths: relative to it, of files and directories; "": all. If the place itself is
-                absent, what is known of it stays.
+                absent, its documents stay.
 
         Raises:
             CorpusError: there is no chat template for a transcript.
@@ -164,7 +164,7 @@ class AgentMemory:
         self.store(self._changes(place, paths))
 
     def store(self, changes: Iterable[Texts]) -> None:
-        """Store the texts of files, and discard what they replace as far as that is quick."""
+        """Store the texts of files, and discard those that they replace as far as that is quick."""
         batch: list[Texts] = []
         size = 0
         for texts in changes:
@@ -192,7 +192,7 @@ class AgentMemory:
         return remaining
 
     def known(self, name: str) -> dict[str, str]:
-        """Return the versions of what is known below a name."""
+        """Return the versions of the files that are known below a name."""
         return self._record.versions(name)
 
     def sizes(self) -> dict[str, tuple[int, int]]:

@@ -198,7 +198,7 @@ def _words(matcher: Any) -> str:
 
 
 def json_schema_text(schema: object) -> str:
-    """Return a JSON schema as text; what is text already, without a change of its order.
+    """Return a JSON schema as text; a text is returned as it is, in its own order.
 
     Raises:
         ArgumentError: it is no JSON.

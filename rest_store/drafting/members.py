@@ -41,12 +41,12 @@ class MemberSettings:
     """The settings of a `DraftSession` for another process to run.
 
     Attributes:
-        learn: whether the calibration learns from what is accepted.
+        learn: whether the calibration learns from accepted tokens.
         tokenizer: of the session; None: that of the datastores.
         prompt_lookup: whether the text is a source.
         references: int32[n] each; prompt lookup searches these, too.
         recycled_logits: key under which sessions share recycled logits; None: these are no source.
-        origins: what the session calls the sources.
+        origins: the names of the sources in the session.
         group: the group that the generation is of; "": none.
     """
 

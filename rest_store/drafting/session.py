@@ -186,7 +186,7 @@ class DraftSession:
                 unit. The draft then has the number of nodes that makes (1 + sum of scores) / time
                 greatest, which may be 0.
             shape: "tree", or "chain": one path, for engines that verify no trees.
-            services: whether services are asked in this step; what is in this process drafts in any
+            services: whether services are asked in this step; sources in this process draft in any
                 case.
 
         Returns:

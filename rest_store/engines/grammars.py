@@ -27,7 +27,7 @@ class Grammars:
 
         Args:
             key: equal for requests that follow the same grammar.
-            make: makes it; what it raises is counted once, and costs these requests its drafts.
+            make: makes it; an error is counted once, and costs these requests its drafts.
         """
         with self._lock:
             if key in self._kept:

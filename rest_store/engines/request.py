@@ -238,7 +238,7 @@ class EngineRequest:
         )
 
     def count_step(self, step: StepRequest) -> tuple[list[int], list[int]]:
-        """Count what became of the draft that a step has verified.
+        """Count the accepted and rejected tokens of the draft that a step has verified.
 
         Returns:
             The origins of each draft token among the engine's sources, and the indices of the

@@ -45,7 +45,7 @@ class RequestSources(NamedTuple):
 
     Attributes:
         datastores: datastores and services; the memory of its scope, if there is one.
-        scope: what it shares with other requests.
+        scope: the memory, logits and grammars that it shares with other requests.
         places: for each source of its session, its index among `EngineSources.names`.
     """
 
@@ -180,7 +180,7 @@ class EngineSources:
                     return open_store(
                         location, tokenizer=self._identity, cache=settings.cache, **access
                     )
-                from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
+                from rest_store.live.live_datastore import LiveDatastore  # loads the sorter
 
                 shared_after = None if is_remote(location) else settings.shared_after
                 return LiveDatastore.open(
@@ -372,7 +372,7 @@ class EngineSources:
 
 
 def _kinds_of(opened: Any, namespace: str) -> dict[str, Any]:
-    """Return what a datastore, a namespace of it or a client drafts from, by kind of text."""
+    """Return the sources of a datastore, a namespace of it or a client, by kind of text."""
     if not isinstance(opened, Store):
         return {"": opened}
     if namespace:

@@ -36,7 +36,7 @@ def require_datastores(settings: EngineSettings, arguments: Any) -> None:
     for location in here:
         open_store(location, tokenizer=identity).close()
     if is_there and remember not in here:
-        from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
+        from rest_store.live.live_datastore import LiveDatastore  # loads the sorter
 
         LiveDatastore.open(str(remember), tokenizer=identity, read_only=True).close()
 

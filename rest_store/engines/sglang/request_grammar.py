@@ -1,6 +1,6 @@
 """The grammar of one of SGLang's requests, from the object with which SGLang masks its logits.
 
-Nothing is asked of the object itself, which SGLang moves on: what it was made of is shared.
+Nothing is asked of the object itself, which SGLang moves on: its compiled form is shared.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         return tokens, mask
 
     def _update_ngram_corpus(self, batch: ScheduleBatch) -> None:
-        """Do nothing: sessions learn what was accepted when they are asked again."""
+        """Do nothing: sessions learn the accepted tokens when they are asked again."""
 
     def _drop(self, rids: Iterable[str]) -> None:
         """Forget requests that have left the batch."""

@@ -145,7 +145,7 @@ class DatastoreClient:
         """Ask for the description of the service and of the datastores that this client asks.
 
         Raises:
-            TokenizerMismatchError: its tokenizer is not the one passed in; says what differs.
+            TokenizerMismatchError: its tokenizer is not the one passed in; names the difference.
             DatastoreFormatError: the partitions are not those of one build.
             ServiceError: no answer; the subclass says why.
         """

@@ -107,7 +107,7 @@ def service_info(
 
     Raises:
         TokenizerMismatchError: a datastore to ask was built with another tokenizer; the message
-            says what differs.
+            names the difference.
         UnknownDatastoreError: the service has no datastore of a name.
         ProtocolError: the description contradicts itself.
     """
@@ -198,7 +198,7 @@ def _chosen(
             for datastore in served.values()
             if tokenizer in (None, datastore.tokenizer) and (datastore.is_live or not live)
         ]
-    if not chosen:  # the first one, for an error that says what differs
+    if not chosen:  # the first one, for an error that names the difference
         chosen = [next(iter(served.values()))]
     first = chosen[0]
     for datastore in chosen:
