@@ -1,4 +1,4 @@
-"""Following files: changed files are read again, as the system names them; at rest, nothing is done.
+"""Following files: changed files are read again, as inotify names them; at rest, nothing is done.
 
 Watching is `watchfiles`, which waits for inotify. Directories are watched as a whole, files through
 the directories that they are in, since editors put a new file in the place of the old one.
