@@ -123,9 +123,11 @@ def _build_or_resume(
     if unfinished is None and options.resume:
         expected = "one that was interrupted; build without --resume"
         raise ResumeError(describe(staging.out, "unfinished build", "absent", expected))
-    is_wrong = unfinished is not None and str(unfinished.get("encoder")).startswith("tokenizers ")
+    is_fastokens_wrong = unfinished is not None and str(unfinished.get("encoder")).startswith(
+        "tokenizers "
+    )
     while True:
-        if is_wrong:
+        if is_fastokens_wrong:
             tokenizer.decelerate()
         else:
             tokenizer.accelerate()
@@ -136,11 +138,11 @@ def _build_or_resume(
                 f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers",
                 stacklevel=3,
             )
-            is_wrong = True
+            is_fastokens_wrong = True
         except ResumeError:
             if options.resume:
                 raise
-            is_wrong = False
+            is_fastokens_wrong = False
         except CorpusError:
             staging.discard_if_empty()
             raise

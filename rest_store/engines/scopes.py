@@ -21,7 +21,6 @@ class Scope:
 
     Args:
         memory: the remembered outputs of these requests: a store, a client of a service, or None.
-        lock: of the grammars.
     """
 
     def __init__(self, memory: Any) -> None:

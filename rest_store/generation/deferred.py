@@ -31,7 +31,7 @@ _DELTA_RULE = "GatedDeltaNet"  # the end of the names of its classes
 _DELTA_CHUNK = 64  # the usual one
 
 
-class Mixers:
+class MixerSettings:
     """The recurrent mixers of a model, whose settings are those of long texts.
 
     Passes that verify have others.
@@ -93,7 +93,7 @@ class DeferredVerifier(Verifier):
     def __init__(self, model: Any, prompt: PrefilledPrompt, room: int) -> None:
         self._passes = TreePasses(model, prompt, RecurrentCache, room)
         self.cache = self._passes.cache
-        self._mixers = Mixers(model)
+        self._mixers = MixerSettings(model)
         # Of the text, but not in the cache.
         self._waiting: list[list[int]] = [[] for _ in self.cache.lengths]
         # By the latest pass, for each row; None: all of it is kept already.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.generation.deferred import Mixers
+from rest_store.generation.deferred import MixerSettings
 from rest_store.generation.passes import TreePasses, Verifier
 from rest_store.generation.prefill import PrefilledPrompt
 from rest_store.generation.recurrent_cache import RecurrentCache
@@ -35,7 +35,7 @@ class StateTreeVerifier(Verifier):
         self._passes = TreePasses(model, prompt, RecurrentCache, room)
         self.cache = self._passes.cache
         self._mixers = mixers
-        self._settings = Mixers(model)
+        self._settings = MixerSettings(model)
         self._tree: PassTree | None = None  # of the latest pass; None: it read one token a row
         # The cache holds the last token, too, or an error ended a pass that changes states.
         self._is_ahead = False

@@ -31,12 +31,12 @@ class Writer:
     """Writes one live datastore. Methods raise the errors of `LiveDatastore`. Thread-safe.
 
     An addition is sorted into the memtable of its namespace (`SegmentBuilder.add_batch`). A
-    memtable that is large enough is flushed to files. `Committer.commit` then makes the addition
-    durable and visible, in this order. `Compactor` merges segments in files, beside additions.
+    memtable that is large enough is flushed to files. `Committer.commit_with_evictions` then makes
+    the addition durable and visible, in this order. `Compactor` merges segments in files, beside
+    additions.
 
-    Eviction happens in three places. Each commit evicts segments that exceed `max_tokens` or
-    `max_age` (`Committer.commit_with_evictions`). `work` evicts documents that have become too old
-    since the last commit, and documents of outdated epochs.
+    Each commit evicts segments that exceed `max_tokens` or `max_age`. Between commits, `work`
+    evicts documents that have become too old, and documents of outdated epochs.
 
     Args:
         directory: the directory of the datastore; it exists.

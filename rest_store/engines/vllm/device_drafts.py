@@ -44,8 +44,9 @@ def drafts_on_device(
 ) -> DeviceDrafts | None:
     """Choose the drafts of a batch's rows without waiting for the device.
 
-    A row takes the draft after its own outcome. Where its lookup did not foresee the outcome, and
-    at the end of a draft shorter than K, it has another one's tokens: all K are verified.
+    A row takes the draft after its own outcome. If its lookup did not foresee the outcome, the row
+    takes the continuation of its own text (`looks_up_texts`), or `native`. After a draft shorter
+    than K come tokens of `native`, since all K are verified.
 
     Args:
         outcomes: of each row's latest lookup; None: the row has no drafts from here.
@@ -84,7 +85,7 @@ def drafts_on_device(
         again = continuations_in_texts(
             texts[:, :longest], rows, own_lengths, native.shape[1], memories
         )
-        is_again = (again >= 0) & table.is_looked_up[:, None] & ~is_foreseen[:, None]
+        is_again = (again >= 0) & table.has_outcomes[:, None] & ~is_foreseen[:, None]
         drafts = torch.where(is_again, again, drafts)
     chances = torch.where(is_ours, table.chances.gather(1, nodes), 0.0)
     return DeviceDrafts(drafts, chances, is_ours)
@@ -170,7 +171,7 @@ class _Table(NamedTuple):
         verified: int32[R, K + 1], the node after 0, 1, .. verified tokens; -1: the text.
         chances: float32[R, N].
         known: int64[R].
-        is_looked_up: bool[R], whether the row has outcomes.
+        has_outcomes: bool[R]; False: the row has no drafts from here.
     """
 
     tokens: torch.Tensor
@@ -179,7 +180,7 @@ class _Table(NamedTuple):
     verified: torch.Tensor
     chances: torch.Tensor
     known: torch.Tensor
-    is_looked_up: torch.Tensor
+    has_outcomes: torch.Tensor
 
     @classmethod
     def from_outcomes(
