@@ -113,10 +113,11 @@ def _interrupts_later() -> Iterator[None]:
     so would one whose parent is interrupted before it has sent the whole setup. Later they ignore
     the signal (`_begin`). This function blocks the signal for this thread, and so for the processes
     that it starts. A handler notes the signal for this process, because the system may deliver it
-    to another thread.
+    to another thread. Where the signal is ignored, the started processes ignore it, too.
     """
     # Python runs handlers of signals in the main thread alone.
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield
         return
     signals: list[int] = []

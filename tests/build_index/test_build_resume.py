@@ -247,7 +247,7 @@ def test_other_free_memory_changes_nothing_as_long_as_the_shards_fit(
     corpus, tokenizer, out, monkeypatch
 ):
     summaries = []
-    for free in (64 << 30, 8 << 30):
+    for free in (64 << 30, 4 << 30):
         monkeypatch.setattr(builder, "available_bytes", lambda: 16 << 30)
         with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
             build_quick(corpus, tokenizer, out, memory=None)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -263,14 +264,38 @@ def test_an_interrupt_while_workers_start_is_one_line(corpora, tokenizer, out):
     until(lambda: not worker_processes(process.pid))
 
 
+class _OtherThread:
+    """A thread in which SIGINT is not blocked, since it runs before `_interrupts_later` begins."""
+
+    def __init__(self):
+        self._is_to_raise = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        self._is_to_raise.wait()
+        signal.raise_signal(signal.SIGINT)
+
+    def interrupt(self):
+        self._is_to_raise.set()
+        self._thread.join()
+
+
+class _ThisThread:
+    def interrupt(self):
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("thread", [_ThisThread, _OtherThread])
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
-def test_an_interrupt_meanwhile_comes_afterwards(handler):
+def test_an_interrupt_meanwhile_comes_afterwards(handler, thread):
     done = []
+    sender = thread()
     before = signal.signal(signal.SIGINT, handler)
     try:
         raised = nullcontext() if handler is signal.SIG_IGN else pytest.raises(KeyboardInterrupt)
         with raised, workers._interrupts_later():
-            os.kill(os.getpid(), signal.SIGINT)
+            sender.interrupt()
             done.append(True)
         assert done
         assert signal.getsignal(signal.SIGINT) is handler
