@@ -98,7 +98,7 @@ test-oldest:
 # README's start and the tutorial, line by line in new virtual environments with today's releases; their output goes to
 # build/first-hour-*.log.
 first-hour: setup
-	REST_STORE_FIRST_HOUR=1 $(BIN)/python -m pytest tests/docs/test_first_hour.py
+	REST_STORE_FIRST_HOUR=1 $(BIN)/python -m pytest -m "" tests/docs/test_first_hour.py
 
 # vLLM in an environment of its own, since it wants other versions. Its own requirements name torch's packages for images
 # and sound, too; all that it needs for text is in the list.
