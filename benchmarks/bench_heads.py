@@ -19,13 +19,15 @@ step is drafted in one of these ways:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 import numpy.typing as npt
+from suffix_rule import SuffixMemory, SuffixRule
 
 from rest_store.bench.cost_model import CostModel, make_batches
 from rest_store.bench.head_plans import Plan
@@ -41,8 +43,8 @@ from rest_store.bench.measurement_options import (
 from rest_store.bench.recorded_drafters import BesideHead, Oracle, replay_beside
 from rest_store.bench.recordings import read_all
 from rest_store.bench.results import write_result
-from rest_store.bench.suffix_rule import SuffixMemory, SuffixRule
 from rest_store.command_options import SETTINGS, max_nodes_option
+from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.arbitration import bucket_of
 from rest_store.drafting.batch import look_ahead_all
@@ -59,7 +61,16 @@ WRONG = 2**31 - 2  # stands for a token of the head that the model did not write
 
 
 class LongMatches(BesideHead):
-    """A match of four tokens or more overrides the head."""
+    """A match of four tokens or more overrides the head.
+
+    Args:
+        stores: where tokens match, besides the text itself.
+        arguments: of `BesideHead`.
+    """
+
+    def __init__(self, stores: Sequence[Store], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._stores = stores
 
     def draft(self, max_nodes: int, costs: Floats | None = None) -> TokenTree:
         """Return the session's tree, or the head's chain."""
@@ -71,16 +82,15 @@ class LongMatches(BesideHead):
         return self._with_head(plan)
 
     def _match(self) -> int:
+        """Return the tokens of the longest match, at most four."""
         text = np.concatenate([self._recording.prompt, self._text[: self._position]])
         return max(
             SuffixRule(SuffixMemory(), text, depth=MIN_MATCH).own_continuation(1)[0],
             *(
                 store.longest_suffix_match(text[-MIN_MATCH:], max_suffix=MIN_MATCH).length
-                for store in self.stores
+                for store in self._stores
             ),
         )
-
-    stores: Sequence[Any] = ()
 
 
 class OneTree(BesideHead):
@@ -106,7 +116,7 @@ class OneTree(BesideHead):
         self._with_head(plan)  # takes the head's time
         chain = self._text[self._position : self._position + self._brought].tolist()
         chain += [WRONG] * (count - len(chain))
-        survival = self._head._survival(plan.bucket)[:count]
+        survival = self._head.survival(plan.bucket)[:count]
         chances = survival / np.append(1.0, survival[:-1])
         [ahead] = look_ahead_all([self._session], [chain], AHEAD_NODES, length=MAX_CHAIN)
         joined = grown(chain, chances, tree, ahead)
@@ -163,7 +173,7 @@ class OneChain(TwoChains):
         if not self._is_of_head or not self._count:
             return super()._chosen(chain, of_head)
         tokens = np.where(of_head.tokens < 0, WRONG, of_head.tokens).tolist()
-        survival = self._head._survival(bucket_of(self._scores))[: self._count]
+        survival = self._head.survival(bucket_of(self._scores))[: self._count]
         chances = survival / np.append(1.0, survival[:-1])
         [ahead] = look_ahead_all([self._session], [tokens], AHEAD_NODES, length=MAX_CHAIN)
         return best_path(grown(tokens, chances, chain, ahead), self._count)
@@ -226,14 +236,16 @@ def best_path(tree: TokenTree, length: int) -> TokenTree:
     return subtree(tree, np.array(path[::-1]))
 
 
-WAYS: dict[str, type[BesideHead]] = {
-    "per step": BesideHead,
-    "long matches": LongMatches,
-    "one tree": OneTree,
-    "two chains": TwoChains,
-    "one chain": OneChain,
-    "oracle": Oracle,
-}
+def ways(stores: Sequence[Store]) -> dict[str, Callable[..., BesideHead]]:
+    """Return the ways of drafting by name, each called with the arguments of `BesideHead`."""
+    return {
+        "per step": BesideHead,
+        "long matches": functools.partial(LongMatches, stores),
+        "one tree": OneTree,
+        "two chains": TwoChains,
+        "one chain": OneChain,
+        "oracle": Oracle,
+    }
 
 
 @click.command(
@@ -266,12 +278,11 @@ def main(
         raise click.UsageError("--cost-model is needed")
     model = CostModel.read(cost_model)
     stores = open_datastores(datastores)
-    LongMatches.stores = list(stores.values())
     chosen = read_all(recordings, stores, tokenizer)[::every]
     table_rows: list[dict[str, Any]] = []
     for batch in make_batches(model, batches, drafting_us):
         outcomes = {}
-        for name, way in WAYS.items():
+        for name, way in ways(list(stores.values())).items():
             outcomes[name] = replay_beside(
                 chosen,
                 list(stores.values()),

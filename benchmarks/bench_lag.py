@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import torch
+from suffix_rule import SuffixMemory, SuffixRule
 
 from rest_store.bench.history import add_outputs, in_turn, new_live_datastore
 from rest_store.bench.measurement_options import (
@@ -50,7 +51,6 @@ from rest_store.bench.recordings import (
 )
 from rest_store.bench.replay import Drafter, Outcome, Tokens, walk
 from rest_store.bench.results import write_result
-from rest_store.bench.suffix_rule import SuffixMemory, SuffixRule
 from rest_store.command_options import SETTINGS
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree

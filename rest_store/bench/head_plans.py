@@ -138,7 +138,7 @@ class PlannedHead(Head):
             float64[1 + K, d], a row for each k.
         """
         chances = np.zeros((self._seconds.size, depth))
-        survival = self._survival(bucket)
+        survival = self.survival(bucket)
         for count in range(1, self._seconds.size):
             chances[count, :count] = survival[:count]
         return chances

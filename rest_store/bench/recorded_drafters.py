@@ -6,7 +6,7 @@ session's tree, the head's chain, or both (`rest_store/bench/head_plans.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -170,7 +170,7 @@ def replay_beside(
     batch: Batch,
     max_nodes: int,
     *,
-    kind: type[BesideHead] = BesideHead,
+    kind: Callable[..., BesideHead] = BesideHead,
 ) -> Outcome:
     """Return the outcome of sessions beside the head of this name.
 

@@ -98,7 +98,7 @@ class Head:
         # Both sides are numbers of tokens that the model is expected to accept.
         from_sessions = np.minimum(self._reliability * sums, sizes)
         from_head_by_bucket = np.array(
-            [self._survival(bucket)[:tokens].sum() for bucket in range(len(_BUCKETS) + 1)]
+            [self.survival(bucket)[:tokens].sum() for bucket in range(len(_BUCKETS) + 1)]
         )
         buckets = np.searchsorted(_BUCKETS, first, side="right")
         preferred: npt.NDArray[np.bool_] = from_sessions > from_head_by_bucket[buckets]
@@ -150,8 +150,12 @@ class Head:
         shared = _SHARED_WEIGHT * accepted / promised
         return float((accepted_in_text + shared) / (promised_in_text + _SHARED_WEIGHT))
 
-    def _survival(self, bucket: int) -> Floats:
-        """Return the chances that at least 1, 2, .. tokens of the head are accepted, float64[k]."""
+    def survival(self, bucket: int) -> Floats:
+        """Return the chances that at least 1, 2, .. tokens of the head are accepted, float64[k].
+
+        Args:
+            bucket: of the session's draft in the same step (`bucket_of`).
+        """
         shared = _SHARED_WEIGHT * self._accepted[:, bucket] / self._tried[:, bucket]
         accepted = self._accepted_in_text[:, bucket] + shared
         tried = self._tried_in_text[:, bucket] + _SHARED_WEIGHT

@@ -18,6 +18,7 @@ NO_TOKENS: npt.NDArray[np.int32] = np.zeros(0, np.int32)
 _MAX_DOCUMENTS = 1 << 13
 _FIRST_DOCUMENTS = 1 << 9  # that are read at first
 _SECONDS = 5.0  # between two readings
+_UNREAD = (-1, 0)
 
 
 class LatestOutputs:
@@ -36,7 +37,8 @@ class LatestOutputs:
         self._clock = clock
         self._is_wanted = False
         self._tokens = NO_TOKENS
-        self._change = -1  # the memory's newest one when it was read
+        # When it was read: the memory's newest change, and how many groups share.
+        self._state = _UNREAD
         self._read_at: float | None = None
         self._lock = threading.Lock()
 
@@ -66,13 +68,13 @@ class LatestOutputs:
                 return
             self._read_at = now
             try:
-                newest = self._memory.newest_change
-                if newest != self._change:
+                state = (self._memory.newest_change, self._memory.shared_after)
+                if state != self._state:
                     self._tokens = _read(self._memory)
-                    self._change = newest
+                    self._state = state
             except BaseException:
                 self._tokens = NO_TOKENS
-                self._change = -1
+                self._state = _UNREAD
                 raise
 
 

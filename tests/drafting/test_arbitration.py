@@ -17,7 +17,7 @@ def test_what_was_not_verified_teaches_nothing() -> None:
             of_session.learn_chain(scores, accepted, is_of_head=False, tried=3)
             of_head.learn_chain(scores, 3, is_of_head=True, tried=3)
     assert of_session._reliability == pytest.approx(2.7 / sum(scores[:3]), rel=0.02)
-    assert of_head._survival(5)[-1] > 0.8
+    assert of_head.survival(5)[-1] > 0.8
     assert not of_head.prefers_session([0.9] * 8)
     cut_short = Head([0.0] * 9)
     assert cut_short.prefers_session([0.9] * 3, 3)

@@ -12,6 +12,7 @@ from rest_store import LiveDatastore
 from rest_store.engines import latest_outputs
 from rest_store.engines.latest_outputs import LatestOutputs
 from rest_store.errors import DatastoreClosedError
+from tests.shared.live import until
 from tests.shared.strategies import identity
 
 
@@ -96,6 +97,21 @@ def test_what_groups_share_is_left_to_queries(tmp_path: Path, clock: SlowClock) 
         live.add([[1, 2]], group="one")
         outputs = LatestOutputs(live, clock)
         outputs.tokens()
+        assert read(outputs, clock) == []
+
+
+def test_outputs_that_groups_share_from_now_on_are_left_to_queries(
+    tmp_path: Path, clock: SlowClock
+) -> None:
+    path = tmp_path / "shared"
+    with rest_store.LiveDatastore.open(path, tokenizer=identity(300)) as live:
+        live.add([[1, 2]], group="one")
+    with rest_store.LiveDatastore.open(path, read_only=True) as reader:
+        outputs = LatestOutputs(reader, clock)
+        outputs.tokens()
+        assert read(outputs, clock) == [1, 2, -1]
+        rest_store.LiveDatastore.open(path, shared_after=2).close()
+        until(lambda: reader.shared_after == 2)
         assert read(outputs, clock) == []
 
 

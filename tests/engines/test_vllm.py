@@ -350,7 +350,7 @@ def test_a_head_is_judged_by_what_was_verified(
     outputs_are_plain(engine, requests(0, 16))
     head = engine.ours._head
     assert head is not None
-    survivals = [head._survival(bucket)[-1] for bucket in range(7) if head._tried[0, bucket] > 40]
+    survivals = [head.survival(bucket)[-1] for bucket in range(7) if head._tried[0, bucket] > 40]
     assert survivals
     assert min(survivals) > 0.75
 

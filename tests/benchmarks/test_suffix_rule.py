@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-from rest_store.bench.suffix_rule import SuffixMemory, SuffixRule
+from suffix_rule import SuffixMemory, SuffixRule
 
 
 def draft(memory: SuffixMemory, text: list[int], count: int, *, depth: int = 24) -> list[int]:
