@@ -44,10 +44,6 @@ def agent_means() -> str:
     def session(knows: str, drafting: str = "session") -> list[str]:
         return means(peers, "M", knows=knows, drafting=drafting)
 
-    fitted = []
-    for name in ("calibration_agents_default", "calibration_agents_fitted"):
-        rows = results(name)["known"]
-        fitted.append(means(rows, "M", remembered=known))
     shares = find(ranking, knows=known, drafting="session", nodes=16)
     best, first = shares["proposed"], shares["ranked first"]
     shown = {
@@ -55,14 +51,6 @@ def agent_means() -> str:
         "two runs of 35 other tasks": (session("others.jsonl"), "peers_agents"),
         "two runs of the same tasks, too": (session(known), "peers_agents"),
         "these, and corpora": (session(known, "session, corpora"), "peers_agents"),
-        "the same runs, the answers themselves not remembered": (
-            fitted[0],
-            "calibration_agents_default",
-        ),
-        "that, with a calibration fitted to agents as well": (
-            fitted[1],
-            "calibration_agents_fitted",
-        ),
         f"the same runs, chains of the likeliest candidates ({first:.0%} of the tokens)": (
             means(ranking, "M of the first", knows=known),
             "ranking_agents",
