@@ -7,9 +7,9 @@
 // The naive way: search all shards for each suffix. Each of the six searches halves the ranks of a
 // shard some 25 times, and most of these steps wait for memory.
 //
-// What this repeats: the context of a node is its parent's and one more token. If the parent's
-// suffix "a b" occurs at the ranks 1,000 to 1,200, then "a b c" can occur nowhere else, and since
-// suffixes are sorted, its ranks are an interval among these.
+// The work that it repeats: the context of a node is its parent's and one more token. If the
+// parent's suffix "a b" occurs at the ranks 1,000 to 1,200, then "a b c" can occur nowhere else,
+// and since suffixes are sorted, its ranks are an interval among these.
 //
 // The rule: the suffix of n + 1 tokens is searched within the parent's interval for n tokens, by
 // its last token alone. If all next tokens of the parent's suffix were read, their numbers tell the
