@@ -32,7 +32,6 @@ import numpy as np
 import torch
 from suffix_rule import SuffixMemory, SuffixRule
 
-from rest_store.bench.history import add_outputs, in_turn, new_live_datastore
 from rest_store.bench.measurement_options import (
     Destination,
     datastores_option,
@@ -42,6 +41,7 @@ from rest_store.bench.measurement_options import (
     result_options,
     tokenizer_option,
 )
+from rest_store.bench.recorded_history import add_outputs, in_turn, new_live_datastore
 from rest_store.bench.recordings import (
     Recording,
     read_all,

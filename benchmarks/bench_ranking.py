@@ -20,7 +20,6 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.bench.history import in_turn, new_live_datastore
 from rest_store.bench.measurement_options import (
     Destination,
     datastores_option,
@@ -30,6 +29,7 @@ from rest_store.bench.measurement_options import (
     result_options,
     tokenizer_option,
 )
+from rest_store.bench.recorded_history import in_turn, new_live_datastore
 from rest_store.bench.recordings import (
     Recording,
     read_all,

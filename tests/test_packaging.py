@@ -129,7 +129,7 @@ def test_a_source_distribution_holds_what_a_build_needs_and_makes_itself_again(
         "README.md",
         "LICENSE",
         "rest_store/native/CMakeLists.txt",
-        "build_index/cli.py",
+        "build_index/build_command.py",
     } <= files
     assert not {
         path

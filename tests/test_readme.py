@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import rest_store
 from rest_store import errors
 from rest_store.cli import main
-from rest_store.engines.metrics import COUNTERS
+from rest_store.engines.engine_metrics import COUNTERS
 from rest_store.service.address import Address
 from rest_store.service.server.server import ServeOptions, Server
 from tests.shared.models import byte_level_bpe

@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterator
 
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
-from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
+from build_index.readers.record_reader import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.readers.table_rows import malformed, record_documents
 from build_index.size import size_text
 from rest_store.errors import CorpusFormatError, describe

@@ -10,7 +10,7 @@ from typing import Any
 
 from build_index.documents import Document
 from build_index.readers.json_text import decoded_json
-from build_index.readers.records import CONVERSATION_FIELDS, RecordReader, known_field, lookup
+from build_index.readers.record_reader import CONVERSATION_FIELDS, RecordReader, known_field, lookup
 from rest_store.errors import CorpusFormatError
 
 MALFORMED = "malformed record"  # a reason to skip it

@@ -16,7 +16,7 @@ from typing import Any
 from build_index.documents import Document
 from build_index.readers.conversations import fields_text
 from build_index.readers.json_text import decoded_json
-from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
+from build_index.readers.record_reader import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.readers.table_rows import record_documents
 
 BATCH_ROWS = 64

@@ -24,7 +24,7 @@ from build_index.documents import READ, WRITTEN, CorpusCounts, Document
 from build_index.duplicates import content_digest
 from build_index.target_tokenizer import TargetTokenizer
 from build_index.texts import read, written
-from rest_store.bench.history import new_live_datastore
+from rest_store.bench.recorded_history import new_live_datastore
 from rest_store.bench.recordings import Recording
 from rest_store.bench.replay import Outcome, Tokens, replay
 from rest_store.datastore.datastore import Datastore

@@ -20,7 +20,7 @@ from rest_store.bench.measurement_options import (
     prompts_option,
 )
 from rest_store.bench.prompts import encoding, interleave, read_prompts, require_known_tokens
-from rest_store.bench.record import write_recordings
+from rest_store.bench.record_command import write_recordings
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.replay import Outcome
 from rest_store.bench.replay_command import measure

@@ -16,8 +16,8 @@ from rest_store.drafting.draft_options import TopK
 from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.session import DraftSession
+from rest_store.engines.engine_sources import RequestSources
 from rest_store.engines.prediction import Prediction
-from rest_store.engines.sources import RequestSources
 from rest_store.errors import describe
 
 Tokens: TypeAlias = npt.NDArray[np.int32]

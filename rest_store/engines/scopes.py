@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 
 from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.sources import RecycledLogits
+from rest_store.engines.engine_settings import ADAPTER_MARK
 from rest_store.engines.latest_outputs import LatestOutputs
-from rest_store.engines.settings import ADAPTER_MARK
 
 _MAX_SCOPES = 64  # besides those of the settings: of adapters
 

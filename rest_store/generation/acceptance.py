@@ -15,7 +15,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.output import Piece
 from rest_store.generation.rows import Row
-from rest_store.generation.top_k import TopTokens
+from rest_store.generation.top_tokens import TopTokens
 from rest_store.generation.typical import typical_path
 
 

@@ -140,8 +140,8 @@ class Statistics:
             (drafts.nodes, f"{counted(drafts.nodes, 'draft token')} verified, all of them wrong"),
             (drafts.empty, f"{counted(drafts.empty, 'draft')} without a match that pays"),
             (
-                sum(drafts.dropped.values()),
-                f"{counted(sum(drafts.dropped.values()), 'answer')} late or failed",
+                sum(drafts.omissions.values()),
+                f"{counted(sum(drafts.omissions.values()), 'answer')} late or failed",
             ),
             (
                 drafts.paused,

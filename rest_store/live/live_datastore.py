@@ -25,7 +25,7 @@ from rest_store.live.replica import Replica, replica_directory
 from rest_store.live.retention import Retention
 from rest_store.live.sharing import parse_shared_after
 from rest_store.live.writer import Writer
-from rest_store.loading.tokenizer import LoadedTokenizer, load_tokenizer
+from rest_store.loading.loaded_tokenizer import LoadedTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from rest_store.service.channel import Tls

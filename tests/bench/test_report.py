@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rest_store.bench.figure_tables import Table, cell_text, figure_tables
 from rest_store.bench.report import page
 from rest_store.bench.results import Result, read_results
-from rest_store.bench.tables import Table, cell_text, figure_tables
 from rest_store.errors import DataFileError
 from tests.shared.commands import run
 from tests.shared.html import read

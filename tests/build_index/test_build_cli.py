@@ -298,7 +298,9 @@ def test_a_build_loads_no_more_than_it_takes(corpus, out, tmp_path):
         "--corpus", corpus, "--tokenizer", gguf, "--out", out, "--quiet", before=before
     )
     assert (process.stdout, process.stderr) == ("set()\n", "")
-    script = "import sys, build_index.cli; print({'numpy', 'tokenizers'} & sys.modules.keys())"
+    script = (
+        "import sys, build_index.build_command; print({'numpy', 'tokenizers'} & sys.modules.keys())"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=True

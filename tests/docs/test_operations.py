@@ -12,7 +12,7 @@ import yaml
 
 import rest_store
 from rest_store.bench.prompts import read_prompts
-from rest_store.live.check import check_live
+from rest_store.live.live_check import check_live
 from tests.shared.pages import PAGES, ROOT, python_blocks
 from tests.shared.strategies import identity
 

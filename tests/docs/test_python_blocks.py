@@ -21,8 +21,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 
 import rest_store
 from rest_store.bench.head_plans import PlannedHead, with_chain
+from rest_store.engines.engine_settings import EngineSettings
 from rest_store.engines.request import parse_extra_arguments
-from rest_store.engines.settings import EngineSettings
 from rest_store.generation.seam import CACHE
 from tests.shared.models import CHATML, byte_level_bpe
 from tests.shared.object_store import upload

@@ -146,7 +146,7 @@ def test_datastores_that_change_or_close_are_seen_by_every_session(
         trees = draft_all(sessions)
         assert trees == [DraftSession([live], [1, 2]).draft()] * 6
         assert all(
-            session.statistics.dropped == {(str(store.path), "error"): 1} for session in sessions
+            session.statistics.omissions == {(str(store.path), "error"): 1} for session in sessions
         )
 
 

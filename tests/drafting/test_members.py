@@ -116,7 +116,7 @@ def test_a_malformed_tree_costs_its_member_the_step(found: str, others: int) -> 
         assert [found in omission.text for omission in session._sources.omissions] == [True]
         session.accept([5])
         assert session.draft(3).tokens.tolist() == whole.tokens.tolist(), "it is asked again"
-        assert session.statistics.dropped == {("scripted", "error"): 1}
+        assert session.statistics.omissions == {("scripted", "error"): 1}
 
 
 def test_a_tree_with_branches_in_the_place_of_a_chain_costs_its_member_the_step() -> None:
@@ -216,12 +216,12 @@ def test_a_member_that_fails_is_left_out_of_the_step_and_counted(
     with DraftSession([store, away], [1, 2], source_timeout=30) as session:
         tree = session.draft()
         assert tree == DraftSession([store], [1, 2]).draft()
-        assert session.statistics.dropped == {("scripted", why): 1}
+        assert session.statistics.omissions == {("scripted", why): 1}
         assert session.statistics.absent["scripted"].steps == 1
         session.accept([3], node_top_k=[[1]] * (1 + len(tree)))
         tree = session.draft()
         assert {4, 5} <= set(tree.tokens.tolist())
-        assert session.statistics.dropped == {("scripted", why): 1}
+        assert session.statistics.omissions == {("scripted", why): 1}
         assert session.statistics.absent == {}
     assert all(0 < timeout <= 30 for (timeout,) in away.calls("receive"))
 
@@ -242,7 +242,7 @@ def test_parts_of_a_source_are_members_and_count_once(store: Datastore) -> None:
         for member in away.opened:
             member.session.close()  # it raises from now on
         assert len(session.draft(8)) == 0
-        assert session.statistics.dropped == {("elsewhere", "error"): 1}
+        assert session.statistics.omissions == {("elsewhere", "error"): 1}
 
 
 @pytest.mark.parametrize("answer", [TokenizerMismatchError("another"), TokenizerMismatchError])
@@ -251,7 +251,7 @@ def test_a_member_of_another_tokenizer_is_left_out_for_good(store: Datastore, an
     with DraftSession([away, store], [1, 2]) as session:
         for _ in range(3):
             assert len(session.draft()) > 0
-        assert session.statistics.dropped == {("scripted", "tokenizer"): 3}
+        assert session.statistics.omissions == {("scripted", "tokenizer"): 3}
     assert len(away.calls("send")) == 1
     assert len(away.calls("close")) == 1
 
@@ -266,7 +266,7 @@ def test_a_source_that_cannot_open_a_session_is_left_out_for_good(store: Datasto
 
     with DraftSession([Closed(), store], [1, 2]) as session:
         assert len(session.draft()) == len(session.draft()) > 0
-        assert session.statistics.dropped == {("closed", "error"): 2}
+        assert session.statistics.omissions == {("closed", "error"): 2}
 
 
 def test_a_member_that_loses_the_text_or_does_not_close_costs_the_others_nothing(
@@ -355,7 +355,7 @@ def test_batches_ask_all_members_before_they_wait_for_any(store: Datastore) -> N
     assert trees[0] == trees[3] != trees[2]
     assert trees[1] == DraftSession([store], [1, 2]).draft(4)
     assert trees[2].tokens.tolist() == DraftSession([PromptLookup()], TEXT).draft(8).tokens.tolist()
-    assert [session.statistics.dropped for session in sessions] == [
+    assert [session.statistics.omissions for session in sessions] == [
         {},
         {},
         {("scripted", "error"): 1},

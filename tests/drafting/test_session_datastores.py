@@ -55,11 +55,11 @@ def test_a_datastore_truncated_underneath_is_left_out(
     with DraftSession([PromptLookup(), store], [1, 2, 3, 1, 2], calibration=calibration) as session:
         os.truncate(next(tmp_path.glob("*.tokens")), 4096)
         tree = session.draft()
-        assert session.statistics.dropped == {(str(tmp_path), "error"): 1}
+        assert session.statistics.omissions == {(str(tmp_path), "error"): 1}
         assert tree.origins is not None
         assert set(tree.origins.tolist()) == {1}
         session.draft()
-        assert session.statistics.dropped == {(str(tmp_path), "error"): 2}
+        assert session.statistics.omissions == {(str(tmp_path), "error"): 2}
 
 
 @pytest.mark.skipif(

@@ -14,7 +14,9 @@ import pytest
 import rest_store
 from rest_store.drafting.remembering import flush
 from rest_store.engines import latest_outputs
-from rest_store.engines.metrics import EngineMetrics, request_line
+from rest_store.engines.engine_metrics import EngineMetrics, request_line
+from rest_store.engines.engine_settings import EngineSettings
+from rest_store.engines.engine_sources import EngineSources, RequestSources
 from rest_store.engines.request import (
     EngineRequest,
     NewRequest,
@@ -24,8 +26,6 @@ from rest_store.engines.request import (
 )
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.scopes import Scope
-from rest_store.engines.settings import EngineSettings
-from rest_store.engines.sources import EngineSources, RequestSources
 from rest_store.errors import StorageError
 from rest_store.live.agent_memory import RECORD_NAME
 from tests.shared.engine import (

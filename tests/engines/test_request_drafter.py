@@ -14,10 +14,10 @@ import rest_store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import flush
 from rest_store.engines import request_drafter
+from rest_store.engines.engine_sources import RequestSources
 from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.scopes import Scope
-from rest_store.engines.sources import RequestSources
 from rest_store.live.namespace import Namespace
 from tests.shared.engine import (
     VOCABULARY,

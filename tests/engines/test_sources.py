@@ -12,7 +12,9 @@ import pytest
 
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, remember
-from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.engine_metrics import EngineMetrics
+from rest_store.engines.engine_settings import EngineSettings
+from rest_store.engines.engine_sources import EngineSources
 from rest_store.engines.request import (
     NewRequest,
     StepRequest,
@@ -20,8 +22,6 @@ from rest_store.engines.request import (
     parse_prediction,
 )
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.settings import EngineSettings
-from rest_store.engines.sources import EngineSources
 from rest_store.errors import (
     DatastoreFormatError,
     DatastoreNotFoundError,

@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY
 import rest_store
 from rest_store.drafting.batch import accept_all
 from rest_store.drafting.remembering import flush
-from rest_store.engines import latest_outputs, metrics, request_drafter
+from rest_store.engines import engine_metrics, latest_outputs, request_drafter
 from rest_store.engines.request import NewRequest
 from rest_store.engines.vllm import device_drafts, device_memory, plugin, speculator
 from rest_store.engines.vllm.confidences import Confidences
@@ -29,7 +29,7 @@ from rest_store.engines.vllm.device_drafts import (
     drafts_on_device,
 )
 from rest_store.engines.vllm.device_memory import DeviceMemory
-from rest_store.engines.vllm.request import VllmRequest
+from rest_store.engines.vllm.vllm_request import VllmRequest
 from rest_store.errors import ArgumentError, DatastoreNotFoundError, TokenizerMismatchError
 from tests.shared.engine import (
     VOCABULARY,
@@ -71,10 +71,10 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Vllm]]:
 
     yield started
     gc.collect()
-    counters, sessions = metrics._metrics(("engine", "model_name"))
+    counters, sessions = engine_metrics._metrics(("engine", "model_name"))
     for metric in (*counters.values(), sessions):
         REGISTRY.unregister(metric)
-    metrics._metrics.cache_clear()
+    engine_metrics._metrics.cache_clear()
 
 
 @pytest.fixture

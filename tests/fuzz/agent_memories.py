@@ -17,7 +17,7 @@ from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from rest_store.live.check import check_live
+from rest_store.live.live_check import check_live
 from rest_store.live.live_datastore import LiveDatastore
 from tests.fuzz import campaign
 from tests.shared.agents import git, texts_in, transcript, tree_texts, write_tokenizer

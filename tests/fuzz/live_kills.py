@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from rest_store.live import retention
-from rest_store.live.check import check_live
+from rest_store.live.live_check import check_live
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client import service_upstream
 from tests.fuzz import campaign

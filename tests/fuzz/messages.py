@@ -348,5 +348,5 @@ def drafted_through(chance: random.Random, target: str) -> Counter[str]:
             rows = [[chance.randrange(9), -1]] * (1 + len(tree)) if chance.random() < 0.5 else None
             session.accept([chance.randrange(9)], [[chance.randrange(9)]], node_top_k=rows)
         found["session drafts"] += 10
-        found["session goes on without"] += sum(session.statistics.dropped.values())
+        found["session goes on without"] += sum(session.statistics.omissions.values())
     return found

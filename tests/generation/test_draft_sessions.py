@@ -93,11 +93,11 @@ def test_a_source_that_raises_changes_nothing(where: str, after: int, rows: int)
     assert torch.equal(output.sequences, plain)
     counts = output.statistics.drafts
     if where == "accept":
-        assert counts.dropped[("drafted", "error")] > 0, (
+        assert counts.omissions[("drafted", "error")] > 0, (
             "a member that has lost the text is not asked again"
         )
     elif where != "close":
-        assert counts.dropped == {("drafted", "error"): counts.requested - rows * after}
+        assert counts.omissions == {("drafted", "error"): counts.requested - rows * after}
 
 
 @pytest.mark.parametrize("rows", [1, 3])

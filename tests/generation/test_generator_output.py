@@ -165,7 +165,7 @@ def test_sources_have_names(model: Any, store: rest_store.Datastore) -> None:
         "recycled logits",
         "model",
     ]
-    assert {name for name, _ in output.statistics.drafts.dropped} == set(places)
+    assert {name for name, _ in output.statistics.drafts.omissions} == set(places)
 
 
 def test_tokens_count_for_each_source_that_drafted_them() -> None:

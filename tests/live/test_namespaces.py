@@ -11,9 +11,9 @@ import pytest
 
 import rest_store
 from rest_store.errors import ArgumentError, DatastoreClosedError, DocumentError
-from rest_store.live.check import check_live
 from rest_store.live.documents import Documents
 from rest_store.live.export import export
+from rest_store.live.live_check import check_live
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live
 from tests.shared.strategies import refused

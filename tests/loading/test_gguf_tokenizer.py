@@ -15,7 +15,7 @@ from rest_store.datastore.tokenizer import identity_of
 from rest_store.errors import TokenizerLoadError
 from rest_store.generation.model import load_model
 from rest_store.loading.gguf_tokenizer import PRE_TOKENIZERS
-from rest_store.loading.tokenizer import load_tokenizer
+from rest_store.loading.loaded_tokenizer import load_tokenizer
 from tests.shared.models import smollm2_gguf, write_gguf
 from tests.shared.strategies import refused
 
@@ -214,7 +214,7 @@ def test_only_what_it_takes_is_loaded(path: Path) -> None:
     """No tensor, transformers or numpy is loaded, for which a small build would wait."""
     path.write_bytes(path.read_bytes()[:-1000])
     code = (
-        "import sys; from rest_store.loading.tokenizer import load_tokenizer;"
+        "import sys; from rest_store.loading.loaded_tokenizer import load_tokenizer;"
         " load_tokenizer(sys.argv[1])"
     )
     code += "; print({'transformers', 'torch', 'numpy', 'gguf'} & sys.modules.keys())"

@@ -17,8 +17,8 @@ from rest_store.datastore.tokenizer import identity_of
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import MissingExtraError, TokenizerLoadError, TokenizerMismatchError
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.loading import tokenizer
-from rest_store.loading.tokenizer import load_tokenizer
+from rest_store.loading import loaded_tokenizer
+from rest_store.loading.loaded_tokenizer import load_tokenizer
 from tests.shared.builds import build_quick, write_jsonl
 from tests.shared.models import CHATML, byte_level_bpe, word_level, write_gguf
 from tests.shared.strategies import refused
@@ -221,7 +221,7 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, content: str, found: s
 def from_pretrained(monkeypatch: pytest.MonkeyPatch, function: Callable[..., object]) -> None:
     """Have the hub answer what `function` returns."""
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", function)
-    monkeypatch.setattr(tokenizer, "hub_failure", lambda name: None)
+    monkeypatch.setattr(loaded_tokenizer, "hub_failure", lambda name: None)
 
 
 def test_a_name_that_the_hub_does_not_know_is_refused_in_one_line(

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rest_store.service.channel import target_groups
-from rest_store.service.server.command import serve
+from rest_store.service.server.serve_command import serve
 from tests.shared.pages import ROOT
 
 MANIFESTS = ROOT / "deploy/kubernetes"

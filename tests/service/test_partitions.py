@@ -106,7 +106,7 @@ def steps_of(sources: list[object], text: list[int]) -> int:
             new = text[place : place + len(session.draft(16).longest_path(text[place:])) + 1]
             session.accept(new)
             place, steps = place + len(new), steps + 1
-        assert session.statistics.dropped == {}
+        assert session.statistics.omissions == {}
     return steps
 
 
@@ -204,7 +204,7 @@ def test_partitions_that_are_not_one_datastore(
         refused("partitions", lambda: client.count([1]))
         with DraftSession([client, PromptLookup()], [1, 2, 1]) as session:
             assert len(session.draft(8)) > 0
-            assert [*session.statistics.dropped] == [(str(client), "error")]
+            assert [*session.statistics.omissions] == [(str(client), "error")]
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.engine_metrics import EngineMetrics
+from rest_store.engines.engine_settings import EngineSettings
+from rest_store.engines.engine_sources import EngineSources
 from rest_store.engines.request import NO_TREE, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.settings import EngineSettings
-from rest_store.engines.sources import EngineSources
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 Model = Callable[[list[int]], int]  # the next token after a text

@@ -19,11 +19,11 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
-from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.engine_metrics import EngineMetrics
+from rest_store.engines.engine_sources import EngineSources
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sglang.batch_drafts import BatchDrafts
 from rest_store.engines.sglang.settings import VARIABLE, read_settings
-from rest_store.engines.sources import EngineSources
 from rest_store.errors import ArgumentError
 
 _log = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ import numpy.typing as npt
 import torch
 
 from rest_store.drafting.arbitration import Head
-from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.engine_metrics import EngineMetrics
+from rest_store.engines.engine_sources import EngineSources
 from rest_store.engines.request import NewRequest, parse_extra_arguments
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.sources import EngineSources
 from rest_store.engines.vllm.confidences import Confidences, find_confidences
 from rest_store.engines.vllm.device_drafts import DeviceDrafts
 from rest_store.engines.vllm.draft_switch import install_switch

@@ -14,10 +14,10 @@ from rest_store.engines.request import NewRequest, StepRequest, Tokens
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.vllm.device_drafts import DeviceDrafts, drafts_on_device
 from rest_store.engines.vllm.device_memory import DeviceMemory
-from rest_store.engines.vllm.request import VllmRequest
 from rest_store.engines.vllm.request_grammar import RequestGrammars
-from rest_store.engines.vllm.steps import Step, Written
+from rest_store.engines.vllm.step_tokens import Step, Written
 from rest_store.engines.vllm.target_logits import TargetLogits
+from rest_store.engines.vllm.vllm_request import VllmRequest
 
 # Nodes of the lookahead of a row at most, and of all rows together unless each has the least.
 _MAX_NODES = 512

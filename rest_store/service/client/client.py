@@ -35,7 +35,7 @@ from rest_store.service.channel import (
 )
 from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.member import ServiceMember
-from rest_store.service.client.partition import PartitionClient, Partitions
+from rest_store.service.client.partition_clients import PartitionClient, Partitions
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests
 from rest_store.service.client.trees import sum_trees
 

@@ -24,8 +24,8 @@ from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, require_sources
+from rest_store.engines.engine_settings import EngineSettings
 from rest_store.engines.scopes import Scope, Scopes
-from rest_store.engines.settings import EngineSettings
 from rest_store.errors import (
     DeadlineError,
     QueryError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rest_store.bench.record import record
+from rest_store.bench.record_command import record
 from rest_store.bench.replay_command import replay_command
 from rest_store.bench.report import report
 from rest_store.bench.speed import speed
