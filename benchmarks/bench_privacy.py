@@ -246,7 +246,7 @@ def costs(
             for shared_after in COSTS:
                 began = time.monotonic()
                 outcomes = []
-                of_repositories = {}
+                by_repository = {}
                 for repository, tasks in replayed.items():
                     if len(tasks) < MIN_TASKS:
                         continue
@@ -257,13 +257,13 @@ def costs(
                     }
                     outcome = cost(tasks, known, shared_after, nodes, knows_own=knows_own)
                     outcomes.append(outcome)
-                    of_repositories[repository] = outcome.as_json()["M"]
+                    by_repository[repository] = outcome.as_json()["M"]
                 row = {
                     "nodes": nodes,
                     "same_task": knows_own,
                     "shared_after": shared_after,
                     **Outcome.from_outcomes(outcomes).as_json(),
-                    "repositories": of_repositories,
+                    "repositories": by_repository,
                 }
                 rows.append(row)
                 click.echo(

@@ -123,13 +123,13 @@ def ranks_in_turn(
 ) -> list[Ranks]:
     """Return the ranks of all recordings, each beside those before it and the `known` ones."""
     calibration = Calibration.default()
-    found = []
+    ranks_of_all = []
     with new_live_datastore(tokenizer) as live:
         own = [*fresh(sources), live]
         for one, before in in_turn([*known, *recordings], live):
             if len(before) >= len(known) and one.output.size:
-                found.append(ranks(one, own, calibration))
-    return found
+                ranks_of_all.append(ranks(one, own, calibration))
+    return ranks_of_all
 
 
 @click.command(

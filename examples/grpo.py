@@ -25,13 +25,13 @@ class Rollouts:
 
     Args:
         sources: what drafts, as `rest_store.Generator` takes it; None: nothing.
-        memory: live datastore that all samples are added to; None: nothing is kept.
+        history: live datastore that all samples are added to; None: nothing is kept.
         rows: most samples of a prompt that are written at once.
         references: most earlier samples of its prompt that a sample reads.
     """
 
-    def __init__(self, sources=None, memory=None, *, rows=1, references=32):
-        self.sources, self.memory, self.rows, self.references = sources, memory, rows, references
+    def __init__(self, sources=None, history=None, *, rows=1, references=32):
+        self.sources, self.history, self.rows, self.references = sources, history, rows, references
 
     def __call__(self, prompts, trainer):
         """Return prompts and samples as token ids.
@@ -60,8 +60,8 @@ class Rollouts:
         group = hashlib.sha256(str(ids).encode()).hexdigest()
         earlier = (
             []
-            if self.memory is None
-            else [sample.tokens for sample in self.memory.documents(group=group)]
+            if self.history is None
+            else [sample.tokens for sample in self.history.documents(group=group)]
         )
         inputs = {"input_ids": [ids] * rows, "attention_mask": [[1] * len(ids)] * rows}
         with torch.no_grad():
@@ -70,9 +70,9 @@ class Rollouts:
                 references=earlier[-self.references :],
                 generation_config=trainer.generation_config,
             )
-        if self.memory is not None:
+        if self.history is not None:
             epoch = int(trainer.state.epoch or 0)
-            self.memory.add(
+            self.history.add(
                 [ids[-16:] + sample for sample in output.tokens], group=group, epoch=epoch
             )
         return output.tokens
@@ -105,10 +105,10 @@ def main(model, prompts, epochs, max_new_tokens):
     )
     with rest_store.LiveDatastore.open(
         "rollouts.live", tokenizer=model, max_epochs=epochs
-    ) as memory:
-        sources = [memory, rest_store.PromptLookup(), rest_store.RecycledLogits()]
+    ) as history:
+        sources = [history, rest_store.PromptLookup(), rest_store.RecycledLogits()]
         GRPOTrainer(
-            model, brevity, config, questions, rollout_func=Rollouts(sources, memory)
+            model, brevity, config, questions, rollout_func=Rollouts(sources, history)
         ).train()
 
 

@@ -35,8 +35,8 @@ class Dependency(NamedTuple):
 
 def differences(dependencies: Iterable[Dependency]) -> list[str]:
     """Return the differences between a package and a table, in words."""
-    words = (difference(dependency) for dependency in dependencies)
-    return [found for found in words if found is not None]
+    phrases = map(difference, dependencies)
+    return [phrase for phrase in phrases if phrase is not None]
 
 
 def difference(dependency: Dependency, function: Callable[..., Any] | None = None) -> str | None:

@@ -390,7 +390,7 @@ def by_family(prompts: Sequence[Prompt], written: Mapping[str, Sequence[Run]]) -
         for prompt, run, plain in zip(prompts, all_runs, written["plain"], strict=True):
             beside = {
                 "identical": run["written"] == plain["written"],
-                "of_plain": plain["seconds"] / run["seconds"],
+                "speedup": plain["seconds"] / run["seconds"],
             }
             runs[prompt.family][name].append({**run, **beside})
     return runs
@@ -484,7 +484,7 @@ def figures(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, float]:
         "speedup": round(rate / plain_rate, 3),
         "low": round(low, 3),
         "high": round(high, 3),
-        "median_speedup": round(statistics.median(run["of_plain"] for run in runs), 3),
+        "median_speedup": round(statistics.median(run["speedup"] for run in runs), 3),
         "mean_tokens": round(tokens / passes, 3),
         "identical": round(sum(run["identical"] for run in runs) / len(runs), 4),
         "nodes_per_pass": round(sum(run.get("nodes", 0) for run in runs) / passes, 2),

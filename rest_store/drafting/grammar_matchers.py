@@ -177,8 +177,8 @@ def open_grammar(
     else:
         adapted, token_bytes = _adapted(tokenizer, tuple(ends))
     if error := llguidance.LLMatcher.validate_grammar(compiled, adapted):
-        found = f"refused by llguidance ({one_line(error)})"
-        raise ArgumentError(describe("grammar", "grammar", found, "one that it takes"))
+        actual = f"refused by llguidance ({one_line(error)})"
+        raise ArgumentError(describe("grammar", "grammar", actual, "one that it takes"))
     matcher = LlguidanceMatcher(adapted, compiled)
     try:
         is_satisfiable = matcher.mask().any()  # type: ignore[union-attr]  # no text has ended
@@ -206,9 +206,9 @@ def json_schema_text(schema: object) -> str:
     try:
         return json.dumps(json.loads(schema) if isinstance(schema, str | bytes) else schema)
     except (TypeError, ValueError, RecursionError) as error:
-        found = f"no JSON ({one_line(str(error))})"
+        actual = f"no JSON ({one_line(str(error))})"
         raise ArgumentError(
-            describe("grammar", "the JSON schema", found, "a JSON schema, or its text")
+            describe("grammar", "the JSON schema", actual, "a JSON schema, or its text")
         ) from error
 
 
@@ -238,8 +238,8 @@ def _adapted(tokenizer: object, ends: tuple[int, ...]) -> tuple[Any, list[bytes]
     try:
         adapted = llguidance.hf.from_tokenizer(tokenizer, eos_token=list(ends) or None)
     except Exception as error:  # as for a tokenizer that is written in Python
-        found = f"a {type(tokenizer).__name__}, refused by llguidance ({one_line(str(error))})"
-        raise ArgumentError(describe("grammar", "tokenizer", found, "a fast tokenizer")) from error
+        actual = f"a {type(tokenizer).__name__}, refused by llguidance ({one_line(str(error))})"
+        raise ArgumentError(describe("grammar", "tokenizer", actual, "a fast tokenizer")) from error
     return adapted, _token_bytes(adapted)
 
 

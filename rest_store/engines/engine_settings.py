@@ -73,7 +73,7 @@ class EngineSettings:
             opened last.
         namespace: of `remember`: outputs are added to it, and only its documents are drafted from.
         namespaces: others that a request may choose. What requests of one namespace have written is
-            drafted for no request of another, from memory or from recycled logits.
+            drafted for no request of another, from remembered outputs or from recycled logits.
         drafting: "local": datastores from elsewhere are copied, and the copies of live ones follow
             them; "remote": each step asks their services for drafts.
         cache: directory for the copies; None: `~/.cache/rest-store`.
@@ -145,9 +145,9 @@ class EngineSettings:
                 is one line.
         """
         if not isinstance(settings, Mapping):
-            found = "absent" if settings is None else f"a {type(settings).__name__}"
+            actual = "absent" if settings is None else f"a {type(settings).__name__}"
             raise ArgumentError(
-                describe(where, "the object of settings", found, "{'datastores': [...]}")
+                describe(where, "the object of settings", actual, "{'datastores': [...]}")
             )
         known = [field.name for field in fields(cls)]
         for name, value in settings.items():

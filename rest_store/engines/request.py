@@ -250,14 +250,14 @@ class EngineRequest:
         if tree is None or not len(tree):
             return [], []
         path = tree.longest_path(step.tokens.tolist()).tolist()
-        origins = [self._of_engine(mask) for mask in np.asarray(tree.origins).tolist()]
+        origins = [self._to_engine_origins(mask) for mask in np.asarray(tree.origins).tolist()]
         self._draft_tokens += len(tree)
         self._accepted_tokens += len(path)
         if self._prediction is not None:
             self._prediction.count(self._text[-2:].tolist(), tree, origins, path)
         return origins, path
 
-    def _of_engine(self, origins: int) -> int:
+    def _to_engine_origins(self, origins: int) -> int:
         """Return origins of the session as those of the engine, which may have more sources."""
         if origins not in self._origins:
             places = enumerate(self.sources.places)

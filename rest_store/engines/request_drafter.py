@@ -420,7 +420,7 @@ class RequestDrafter:
         request.drafted = None
 
     def work(self) -> None:
-        """Remember outputs when the engine is idle, publish the metrics, and read memories anew."""
+        """Remember outputs when the engine is idle, publish metrics, and read the latest ones."""
         if self._clock() - self._drafted_at >= _IDLE_SECONDS:
             self._rest()
             with self._lock:

@@ -237,10 +237,10 @@ class DraftSessions:
         # A chain that was shortened has its first nodes.
         drafted = self._drafted[row]
         nodes = drafted.nodes[: len(piece.trees[row])]
-        of_nodes = np.full((1 + drafted.size, top.shape[1]), -1, np.int32)
-        of_nodes[0] = top[0]  # also where there is no tree
-        of_nodes[1 + nodes] = top[1 : 1 + nodes.size]
-        return {"top_k": likely, "node_top_k": of_nodes}
+        node_tokens = np.full((1 + drafted.size, top.shape[1]), -1, np.int32)
+        node_tokens[0] = top[0]  # also where there is no tree
+        node_tokens[1 + nodes] = top[1 : 1 + nodes.size]
+        return {"top_k": likely, "node_top_k": node_tokens}
 
 
 def likeliest_nodes(tree: TokenTree) -> npt.NDArray[np.intp]:

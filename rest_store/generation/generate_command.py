@@ -39,7 +39,7 @@ from rest_store.terminal import loading
     epilog="""\b
 Examples:
   rest-store generate --model M.gguf --datastore py.ds --prompt "def add("
-  rest-store generate --model M.gguf --datastore py.ds --remember memory"""
+  rest-store generate --model M.gguf --datastore py.ds --remember history"""
 )
 @model_option
 @click.option(

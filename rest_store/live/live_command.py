@@ -90,9 +90,9 @@ def _sharing_text(info: LiveInfo) -> str:
 @live.command(
     epilog="""\b
 Examples:
-  rest-store live add memory answers.jsonl --max-tokens 20000000 \\
+  rest-store live add history answers.jsonl --max-tokens 20000000 \\
       --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct
-  rest-store live add memory answers.jsonl --json | jq -r '.ids[]' > ids.txt""",
+  rest-store live add history answers.jsonl --json | jq -r '.ids[]' > ids.txt""",
 )
 @click.argument("directory", metavar="DIR", type=PATH)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
@@ -228,7 +228,7 @@ def add(
         click.echo(f"refused: {one_line(counts.refusal)}")
 
 
-@live.command(epilog="Example: rest-store live delete memory notes 0f3a")
+@live.command(epilog="Example: rest-store live delete history notes 0f3a")
 @click.argument("directory", metavar="DIR", type=PATH)
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @json_option
@@ -243,7 +243,7 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
     click.echo(f"{directory}: {count:,} of {counted(named, 'document')} deleted")
 
 
-@live.command(epilog="Example: rest-store live export memory --out memory.ds")
+@live.command(epilog="Example: rest-store live export history --out history.ds")
 @click.argument("directory", metavar="DIR", type=PATH)
 @click.option(
     "--out",

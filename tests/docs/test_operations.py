@@ -24,7 +24,7 @@ def test_a_backup_of_a_datastore_in_use_is_restored(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     back_up, restore = python_blocks(PAGES["docs/how-to/backup.md"])
-    with rest_store.LiveDatastore.open("memory", tokenizer=identity(300), max_tokens=1000) as live:
+    with rest_store.LiveDatastore.open("history", tokenizer=identity(300), max_tokens=1000) as live:
         live.add([[1, 2, 3, 4], [5, 6, 7]], ids=["a", "b"])
         live.compact()
         live.add([[1, 2, 9]])

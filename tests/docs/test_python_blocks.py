@@ -109,7 +109,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     tokenizer.save_pretrained("smollm2")
     model.save_pretrained("smollm2")
     store = rest_store.build("src", "smollm2", "code.ds", shard_tokens=400)
-    rest_store.LiveDatastore.open("memory", tokenizer=tokenizer).close()
+    for name in ("history", "memory"):
+        rest_store.LiveDatastore.open(name, tokenizer=tokenizer).close()
     ids = tokenizer(SOURCE)["input_ids"][:30]
     sources = [store, rest_store.PromptLookup()]
     return {

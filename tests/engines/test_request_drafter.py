@@ -151,9 +151,9 @@ def test_requests_draft_from_what_enough_groups_wrote(tmp_path: Path) -> None:
     drafter, accepted = drafter_with(remember=str(tmp_path / "memory"), shared_after=2), []
     memory = drafter._sources.target
     for number, group in enumerate(["one", "two", "two", "three", ""]):
-        before = totals(drafter, "source_accepted_tokens").get("memory", 0)
+        before = totals(drafter, "source_accepted_tokens").get("outputs", 0)
         write([request := Written(drafter, MODEL, f"{number}", [3, 4], group=group)], 12)
-        accepted.append(totals(drafter, "source_accepted_tokens").get("memory", 0) - before > 0)
+        accepted.append(totals(drafter, "source_accepted_tokens").get("outputs", 0) - before > 0)
         drafter.finish([request.id])
         assert flush(memory, None)
     assert accepted == [False, False, True, True, True]

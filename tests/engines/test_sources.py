@@ -65,7 +65,7 @@ def test_a_datastore_named_twice_is_one(tmp_path: Path) -> None:
         remember=f"{memory}/",
         tokenizer=identity(VOCABULARY),
     )
-    assert made.labels == [place, "memory", "prompt", "logits"]
+    assert made.labels == [place, "outputs", "prompt", "logits"]
     assert made.target is made.stores[1]
     made.close()
 
@@ -286,11 +286,11 @@ def test_an_agents_memory_is_a_source_of_each_kind_of_text(tmp_path: Path) -> No
     assert made.labels == [f"{memory}/written", f"{memory}/history", "prompt", "logits"]
     made.close()
     made = opened(remember=str(memory), tokenizer=identity(VOCABULARY))
-    assert made.labels == ["memory/written", "memory/history", "memory", "prompt", "logits"]
+    assert made.labels == ["outputs/written", "outputs/history", "outputs", "prompt", "logits"]
     assert made.target is made.stores[2]
     with made.session(np.array([9, 1], np.int32)) as session:
         assert session.draft(4).tokens.tolist() == [2, 3]
     made.close()
     made = opened(remember=str(memory), namespace="someone", tokenizer=identity(VOCABULARY))
-    assert made.labels == ["memory", "prompt", "logits"]
+    assert made.labels == ["outputs", "prompt", "logits"]
     made.close()

@@ -21,14 +21,14 @@ from rest_store.drafting.batch import accept_all
 from rest_store.drafting.remembering import flush
 from rest_store.engines import engine_metrics, latest_outputs, request_drafter
 from rest_store.engines.request import NewRequest
-from rest_store.engines.vllm import device_drafts, device_memory, plugin, speculator
+from rest_store.engines.vllm import device_drafts, device_outputs, plugin, speculator
 from rest_store.engines.vllm.confidences import Confidences
 from rest_store.engines.vllm.device_drafts import (
     DeviceDrafts,
     continuations_in_texts,
     drafts_on_device,
 )
-from rest_store.engines.vllm.device_memory import DeviceMemory
+from rest_store.engines.vllm.device_outputs import DeviceOutputs
 from rest_store.engines.vllm.vllm_request import VllmRequest
 from rest_store.errors import ArgumentError, DatastoreNotFoundError, TokenizerMismatchError
 from tests.shared.engine import (
@@ -176,7 +176,7 @@ def test_outcomes_that_were_not_foreseen_are_continued_from_remembered_outputs(
     for searches in (False, True):
         engine = Engine(vllm, {"remember": str(tmp_path / str(searches)), "lag": True}, MODEL)
         if not searches:
-            monkeypatch.setattr(engine.ours, "_memories", lambda ids, device: [])
+            monkeypatch.setattr(engine.ours, "_outputs_of", lambda ids, device: [])
         outputs_are_plain(engine, requests(0))
         flush(engine.ours.drafter._sources.target, None)
         engine.ours.drafter.work()
@@ -791,7 +791,7 @@ def test_a_row_without_a_lookup_is_not_continued_from_its_memory() -> None:
         torch.tensor([2, 2]),
         torch.full((2, 3), 42),
         looks_up_texts=True,
-        memories=[memory, memory],
+        outputs=[memory, memory],
     )
     assert drafts is not None
     assert drafts.tokens.tolist() == [[5, 6, 42], [42, 42, 42]]
@@ -799,9 +799,9 @@ def test_a_row_without_a_lookup_is_not_continued_from_its_memory() -> None:
 
 
 def test_an_array_is_copied_to_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_memory, "_MAX_ARRAYS", 2)
+    monkeypatch.setattr(device_outputs, "_MAX_ARRAYS", 2)
     arrays = [np.array([number, -1], np.int32) for number in range(3)]
-    memory = DeviceMemory(torch.device("cpu"))
+    memory = DeviceOutputs(torch.device("cpu"))
     copies = [memory.copy_of(array) for array in arrays[:2]]
     assert [memory.copy_of(array) for array in arrays[:2]] == copies
     assert memory.copy_of(np.zeros(0, np.int32)) is None

@@ -192,8 +192,8 @@ def worker_differences(worker: type) -> list[str]:
     """
     (native, *_) = worker.__bases__
     sets = assigned_in(vars(native)["__init__"]) or WORKER_SETS  # without source, unknown
-    found = [f"{native.__name__}.__init__ sets {name}" for name in sorted(sets - WORKER_SETS)]
-    found += [
+    phrases = [f"{native.__name__}.__init__ sets {name}" for name in sorted(sets - WORKER_SETS)]
+    phrases += [
         f"{native.__name__}.__init__ no longer sets {name}" for name in sorted(WORKER_SETS - sets)
     ]
     inherited: dict[str, Any] = {
@@ -203,8 +203,8 @@ def worker_differences(worker: type) -> list[str]:
     }
     for name, method in inherited.items():
         more = read_in(method, "self.ngram_corpus") - CORPUS_HAS
-        found += [f"{native.__name__}.{name} uses ngram_corpus.{one}" for one in sorted(more)]
-    return found
+        phrases += [f"{native.__name__}.{name} uses ngram_corpus.{one}" for one in sorted(more)]
+    return phrases
 
 
 def all_differences(worker: type) -> list[str]:

@@ -272,5 +272,5 @@ def test_datastores_of_another_tokenizer_are_refused_before_the_model_is_loaded(
 def test_the_log_says_at_the_start_what_is_drafted_from(drafted: Any, datastore: Path) -> None:
     log = (drafted[1] / "run" / "log").read_text()
     assert log.count("rest-store: drafts from ") == 1
-    assert f"rest-store: drafts from {datastore}, memory, prompt, logits; trees of 8 nodes" in log
+    assert f"rest-store: drafts from {datastore}, outputs, prompt, logits; trees of 8 nodes" in log
     assert log.count("rest-store: on cpu, SGLang verifies greedily, requests that sample, too") == 1

@@ -62,7 +62,9 @@ class TestInSglang:
         monkeypatch.delattr(ngram_worker.NGRAMWorker, "_prepare_draft_tokens")
         with pytest.raises(ArgumentError) as raised:
             _require_seam()
-        assert str(raised.value).startswith("SGLang 0.5.23: what the plug-in relies on is ")
+        assert str(raised.value).startswith(
+            "SGLang 0.5.23 differs from 0.5.23, on which the plug-in relies: "
+        )
         from rest_store.engines.sglang.seam import all_differences
 
         found = all_differences(worker)

@@ -111,7 +111,7 @@ def test_what_was_asked_before_is_drafted_from_memory(server: Server) -> None:
         assert again["output_ids"] == first["output_ids"]
         assert again["meta_info"]["spec_verify_ct"] < 8 < first["meta_info"]["spec_verify_ct"]
     log = server.log.read_text()
-    assert "rest-store: drafts from memory, prompt, logits; trees of 16 nodes" in log
+    assert "rest-store: drafts from outputs, prompt, logits; trees of 16 nodes" in log
     assert log.count("rest-store: no drafts (references)") == 3
 
 
