@@ -359,7 +359,7 @@ class Totals:
     forced_accepted: int = 0
 
     def count_drafts(self, grammar: rest_store.Grammar, pieces: Sequence[Piece]) -> None:
-        """Count what became of the draft tokens of a text."""
+        """Count the draft tokens of a text, accepted or not."""
         context = grammar.root
         for piece in pieces:
             tree = piece.trees[0]

@@ -329,7 +329,7 @@ def require_replaceable(directory: Path) -> None:
 
 
 def is_datastore(directory: Path) -> bool:
-    """Whether a directory has the manifest of a datastore, of whatever release."""
+    """Whether a directory has the manifest of a datastore, of any release."""
     try:
         with regular_file(directory / MANIFEST_NAME) as file:
             text = file.read(MAX_MANIFEST_SIZE + 1)

@@ -63,7 +63,7 @@ def service(datastore: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 class Asker:
-    """Asks one model, with drafts from what a question names and from its prompt."""
+    """Asks one model, with drafts from the sources of a question and from its prompt."""
 
     def __init__(self, model: Any, tokenizer: Any, max_new_tokens: int) -> None:
         self.model = model
@@ -80,7 +80,7 @@ class Asker:
         compare: bool = False,
         on_piece: Any = None,
     ) -> Any:
-        """Print the answer as it is written, and what it took; return it."""
+        """Print the answer as it is written, and its figures; return it."""
 
         def show(piece: Any) -> None:
             click.echo(piece.text, nl=False)

@@ -1,4 +1,4 @@
-"""GRPO with TRL whose samples are drafted from what was sampled before.
+"""GRPO with TRL whose samples are drafted from earlier samples.
 
     pip install '.[hf,live]' trl
     python examples/grpo.py smollm2 examples/prompts.txt
@@ -24,7 +24,7 @@ class Rollouts:
     """Writes the samples of a batch: a `rollout_func` of TRL.
 
     Args:
-        sources: what drafts, as `rest_store.Generator` takes it; None: nothing.
+        sources: the sources of drafts, as `rest_store.Generator` takes it; None: nothing.
         history: live datastore that all samples are added to; None: nothing is kept.
         rows: most samples of a prompt that are written at once.
         references: most earlier samples of its prompt that a sample reads.

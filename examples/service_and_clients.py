@@ -1,4 +1,4 @@
-"""One service and two clients: what the first one writes drafts for the second.
+"""One service and two clients: the text of the first supplies drafts for the second.
 
 python examples/service_and_clients.py MODEL shared
 

@@ -100,32 +100,28 @@ def assigned_in(definition: type | Callable[..., Any]) -> set[str]:
     Annotated names of a class count, too.
     """
     tree = _source_of(definition)
-    assigned = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and ast.unparse(node.value) == "self"
-    }
-    bodies = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
-    annotated = {
-        node.target.id
-        for body in bodies
-        for node in body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
-    return assigned | annotated
+    names = _attributes_in(tree, "self", ast.Store)
+    for definition_node in tree.body:
+        if isinstance(definition_node, ast.ClassDef):
+            for node in definition_node.body:
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    names.add(node.target.id)
+    return names
 
 
 def read_in(definition: type | Callable[..., Any], owner: str) -> set[str]:
     """Return the attributes of `owner`, such as `self.corpus`, that a source reads or calls."""
-    return {
-        node.attr
-        for node in ast.walk(_source_of(definition))
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Load)
-        and ast.unparse(node.value) == owner
-    }
+    return _attributes_in(_source_of(definition), owner, ast.Load)
+
+
+def _attributes_in(tree: ast.AST, owner: str, context: type[ast.expr_context]) -> set[str]:
+    """Return the attributes of `owner` that a source loads or stores."""
+    names = set()
+    for node in ast.walk(tree):
+        is_one = isinstance(node, ast.Attribute) and isinstance(node.ctx, context)
+        if is_one and ast.unparse(node.value) == owner:
+            names.add(node.attr)
+    return names
 
 
 def _source_of(definition: type | Callable[..., Any]) -> ast.Module:

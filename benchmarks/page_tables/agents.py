@@ -65,7 +65,7 @@ def agent_means() -> str:
 
 
 def shared_history() -> str:
-    """M on an agent's traces by the number of tasks that have to write what others draft from."""
+    """M on traces by the number of tasks that have to write a text before others draft from it."""
     measured = results("privacy")["cost"]
     table_rows = []
     for shared_after in (1, 2, 3, 5):
@@ -92,7 +92,7 @@ def shared_history() -> str:
 
 
 def attacked_history() -> str:
-    """What the steps of streamed answers tell of other tenants."""
+    """The information of streamed answers' steps about other tenants."""
     table_rows = []
     for row in results("privacy")["attack"]:
         speeds = row["tokens_per_step"]

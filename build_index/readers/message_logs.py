@@ -32,8 +32,12 @@ def is_message_log(record: Mapping[str, Any]) -> bool:
 def session_of(record: Mapping[str, Any]) -> str | None:
     """Return the session that a record names, or None."""
     request, response = _halves(record)
-    values = (part.get(name) for part in (record, request, response) for name in _SESSIONS)
-    return next((value for value in values if isinstance(value, str) and value), None)
+    for fields in (record, request, response):
+        for name in _SESSIONS:
+            value = fields.get(name)
+            if isinstance(value, str) and value:
+                return value
+    return None
 
 
 def add_exchange(turns: Turns, record: Mapping[str, Any], origin: str) -> None:

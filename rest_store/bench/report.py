@@ -66,7 +66,7 @@ def in_order(results: Mapping[str, Result]) -> dict[str, Result]:
 def page(
     results: Mapping[str, Result],
     *,
-    title: str = "What rest-store is worth, and what it costs",
+    title: str = "The gain and the costs of rest-store",
     verdict: str = "",
 ) -> str:
     """Return the page.

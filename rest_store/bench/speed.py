@@ -307,7 +307,11 @@ def measure_speed(
 
 
 def _round_seconds(rounds: Sequence[Sequence[Run]]) -> list[float]:
-    return [sum(run["seconds"] for run in runs) for runs in rounds]
+    return [_seconds(runs) for runs in rounds]
+
+
+def _seconds(runs: Sequence[Run]) -> float:
+    return float(sum(run["seconds"] for run in runs))
 
 
 class _Clock:

@@ -214,14 +214,13 @@ def try_transcripts(
             recordings = list(_recordings(conversation, target, skipped[number]))
             answers += len(recordings)
             own = [[], [*sources.values()], *map(partial(_all_but, sources), sources)]
-            outcomes.append(
-                [
-                    replay(
-                        recordings, [PromptLookup(), *some], calibration.copy(), max_nodes=max_nodes
-                    )
-                    for some in own
-                ]
-            )
+            conversation_outcomes = []
+            for some in own:
+                with_lookup = [PromptLookup(), *some]
+                conversation_outcomes.append(
+                    replay(recordings, with_lookup, calibration.copy(), max_nodes=max_nodes)
+                )
+            outcomes.append(conversation_outcomes)
             for kind, live in kinds.items():
                 encoded = target.encode_counted(conversation.remembered[kind], CorpusCounts())
                 live.add([tokens for tokens in encoded if tokens is not None and len(tokens)])

@@ -268,7 +268,7 @@ class GrammarText:
     def accept(self, tokens: Sequence[int]) -> bool:
         """Go on with the text, and learn its choices; return False if it leaves the grammar.
 
-        What follows its end is padding.
+        Tokens after its end are padding.
         """
         for token in tokens:
             if self._place.mask is None:

@@ -144,7 +144,7 @@ class LlguidanceMatcher:
 
 
 class GrammarDefinition(NamedTuple):
-    """A grammar as sessions need it; of a library of your own, it is what `Grammar` takes.
+    """A grammar as sessions need it. `Grammar` takes one from a library of your own.
 
     Attributes:
         begin: returns a matcher at its beginning.

@@ -205,7 +205,7 @@ class DraftSession:
                 an unknown `shape`.
             SessionClosedError: after `close`.
 
-        What a service's client raises is counted in `statistics`. An interrupt, such as
+        Errors of a service's client are counted in `statistics`. An interrupt, such as
         KeyboardInterrupt, passes through, and the session is as if nothing had been drafted since
         the last `accept`.
         """

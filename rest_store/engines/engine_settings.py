@@ -69,10 +69,10 @@ class EngineSettings:
         remember: a live datastore that outputs are added to, and that is drafted from, too: a new
             or existing directory, or the location of one in a service; None: nothing is remembered.
         shared_after: of `remember` where it is a directory: drafts tell the group of a request of
-            what other groups wrote once so many groups have written it, 1..64; None: as it was
-            opened last.
+            another group's text once so many groups have written it, 1..64; None: as it was opened
+            last.
         namespace: of `remember`: outputs are added to it, and only its documents are drafted from.
-        namespaces: others that a request may choose. What requests of one namespace have written is
+        namespaces: others that a request may choose. The text of one namespace's requests is
             drafted for no request of another, from remembered outputs or from recycled logits.
         drafting: "local": datastores from elsewhere are copied, and the copies of live ones follow
             them; "remote": each step asks their services for drafts.

@@ -259,7 +259,7 @@ class EngineSources:
         adapter: str = "",
         report: Callable[[str | Exception], object] | None = None,
     ) -> RequestSources:
-        """Return the sources of a request. Whatever the settings do not name is left out.
+        """Return the sources of a request, without names that the settings do not have.
 
         Args:
             namespace: that the request names; None: the engine's own. With another than those of

@@ -1,4 +1,4 @@
-"""What an engine's requests share, apart for each namespace and each adapter."""
+"""State that an engine's requests share, apart for each namespace and each adapter."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _WITH_STATES = {
 
 @dataclass(frozen=True)
 class Pattern:
-    """What the attention layers of one kind see.
+    """The positions that the attention layers of one kind see.
 
     Attributes:
         name: "full_attention" or "sliding_attention", as in `config.layer_types`.
@@ -153,7 +153,7 @@ class TreeLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> torch.Tensor:
-        """What is held, [rows, heads, slots, size]."""
+        """The keys in use, [rows, heads, slots, size]."""
         keys: torch.Tensor = self.slots.keys[self.number, :, :, : self.slots.end - self.slots.base]
         return keys
 
@@ -287,10 +287,8 @@ class TreeKVCache(Cache):
                     moves.append((row, source, target))
         if moves:
             on_host = torch.tensor(moves).T.contiguous()
-            on_devices = {
-                device: on_host.to(device)
-                for device in {group.keys.device for group in self.groups}
-            }
+            devices = {group.keys.device for group in self.groups}
+            on_devices = {device: on_host.to(device) for device in devices}
             for group in self.groups:
                 group.move(*on_devices[group.keys.device])
         for row, path in enumerate(paths):

@@ -21,7 +21,7 @@ from rest_store.generation.prefill import prefill
 from rest_store.generation.seam import name_of_cache
 from rest_store.generation.support import vocabulary_size
 
-# By model_type. What is here was tried with tiny models of random weights
+# By model_type. All of them were tried with tiny models of random weights
 # (tests/generation/test_continuation.py).
 EXACT = {
     "bailing_hybrid",

@@ -78,7 +78,7 @@ Examples:
     metavar="TEXT",
     multiple=True,
     show_default="the lines of standard input; typed, Ctrl-C ends a text and Ctrl-D the command",
-    help="What to continue. Repeatable.",
+    help="Text to continue. Repeatable.",
 )
 @click.option(
     "--chat/--no-chat",

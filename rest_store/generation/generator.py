@@ -371,11 +371,10 @@ class Generator:
         elif is_chat(prompt):
             prompt = tokenized_chat(self._needed_tokenizer(), prompt)
         named = prompt if isinstance(prompt, Mapping) else {"input_ids": prompt}
-        rows = {
-            name: _rows(name, value)
-            for name, value in named.items()
-            if value is not None or value is prompt
-        }
+        rows = {}
+        for name, value in named.items():
+            if value is not None or value is prompt:
+                rows[name] = _rows(name, value)
         if "input_ids" in rows:
             rows["input_ids"] = _token_ids(rows["input_ids"], vocabulary_size(self.model))
         return {name: tensor.to(device_of(self.model)) for name, tensor in rows.items()}
@@ -384,14 +383,12 @@ class Generator:
         """Return references as token ids; `DraftingOptions` refuses anything but a list."""
         if not isinstance(references, list | tuple):
             return references
-        return [
-            (
-                self._needed_tokenizer()(text, add_special_tokens=False)["input_ids"]
-                if isinstance(text, str)
-                else text
-            )
-            for text in references
-        ]
+        tokenized_references = []
+        for text in references:
+            if isinstance(text, str):
+                text = self._needed_tokenizer()(text, add_special_tokens=False)["input_ids"]
+            tokenized_references.append(text)
+        return tokenized_references
 
     def _warn_of_chats(self, output: GeneratorOutput) -> None:
         """Warn if a text ended at once that may have been meant as a question to a chat model."""
@@ -472,8 +469,8 @@ def _masked(options: Mapping[str, Any], drafting: DraftingOptions) -> dict[str, 
 
 
 _EXPECTED = (
-    "text, messages of a chat, a row of token ids, several of equal length, or what a tokenizer"
-    " returns"
+    "text, messages of a chat, a row of token ids, several of equal length, or the"
+    " output of a tokenizer"
 )
 
 

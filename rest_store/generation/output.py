@@ -1,9 +1,10 @@
-"""What a generation writes, pass by pass and as a whole, and the time it takes."""
+"""The output of a generation, pass by pass and as a whole, and its time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ MODEL = "model"  # stands for tokens that no source drafted
 
 @dataclass
 class Piece:
-    """What one forward pass wrote.
+    """The tokens that one forward pass wrote.
 
     Attributes:
         tokens: for each row the tokens written, possibly none: those of the accepted path, then the
@@ -62,10 +63,11 @@ class Piece:
 
         Position 0 is the first token of the step.
         """
-        return [
-            [0, *(1 + node for node in nodes)][: len(tokens)]
-            for tokens, nodes in zip(self.tokens, self.accepted, strict=True)
-        ]
+        paths = []
+        for tokens, nodes in zip(self.tokens, self.accepted, strict=True):
+            path = [0, *(1 + node for node in nodes)]
+            paths.append(path[: len(tokens)])
+        return paths
 
 
 @dataclass
@@ -196,7 +198,7 @@ class GeneratorOutput:
 
     @property
     def by_source(self) -> str:
-        """What each source gave, in words."""
+        """The accepted tokens of each source, in words."""
         return ", ".join(f"{number} from {name}" for name, number in self.sources.items())
 
     def __str__(self) -> str:
@@ -257,10 +259,8 @@ def _by_token(rows: Sequence[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
     if not rows[0]:  # closed before the first token
         return ()
     zeros = torch.zeros_like(rows[0][0])
-    steps = range(max(len(row) for row in rows))
-    return tuple(
-        torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in steps
-    )
+    by_token = zip_longest(*rows, fillvalue=zeros)
+    return tuple(map(torch.cat, by_token))
 
 
 def accepted_by_source(origins: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, int]:
@@ -271,7 +271,7 @@ def accepted_by_source(origins: Sequence[Sequence[int]], names: Sequence[str]) -
         names: of the sources; tokens of others count as "drafted".
     """
     accepted = dict.fromkeys([*names, MODEL], 0)
-    for origin in (origin for row in origins for origin in row):
+    for origin in chain.from_iterable(origins):
         bits = [bit for bit in range(origin.bit_length()) if origin >> bit & 1]
         for name in {names[bit] if bit < len(names) else "drafted" for bit in bits} or {MODEL}:
             accepted[name] = accepted.get(name, 0) + 1

@@ -1,6 +1,6 @@
 """Streams: `model.generate` runs in a thread of its own, in turns with the reader of its pieces.
 
-The loop runs inside of `model.generate`, so whatever wraps that call holds for each pass: hooks,
+The loop runs inside of `model.generate`, so wrappers of that call hold for each pass: hooks,
 adapters and prompts of PEFT, a context of its own. A pass runs only while the reader waits for it,
 as if it ran in the reader's thread.
 """

@@ -122,11 +122,12 @@ def _hooks_that_count_tokens(model: Any) -> str | None:
     """
     for hook in [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]:
         # X-LoRA runs the model in its own hook.
-        if (module := getattr(hook, "__module__", "")).startswith("peft."):
-            return f"that of {module}"
-    for hook in [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]:
-        if getattr(hook, "keywords", {}).get("alora_offsets") is not None:
-            return "that of an activated LoRA (PEFT), which counts from the end of a pass"
+        if (origin := getattr(hook, "__module__", "")).startswith("peft."):
+            return f"that of {origin}"
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if getattr(hook, "keywords", {}).get("alora_offsets") is not None:
+                return "that of an activated LoRA (PEFT), which counts from the end of a pass"
     return None
 
 

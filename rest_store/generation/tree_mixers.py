@@ -221,12 +221,10 @@ class TreeMixers:
         """
         assert initial_state is not None
         heads = value.shape[2]
-        query, key = (
-            part.repeat_interleave(heads // part.shape[2], dim=2)
-            if part.shape[2] != heads
-            else part
-            for part in (query, key)
-        )
+        if query.shape[2] != heads:
+            query = query.repeat_interleave(heads // query.shape[2], dim=2)
+        if key.shape[2] != heads:
+            key = key.repeat_interleave(heads // key.shape[2], dim=2)
         query, key, values, rate, log_step = (
             part.transpose(1, 2).float() for part in (query, key, value, beta, g)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +173,7 @@ def add(
         max_epochs=max_epochs,
         shared_after=shared_after,
     ) as store:
-        for batch in batches(document for corpus in corpora for document in corpus):
+        for batch in batches(chain.from_iterable(corpora)):
             encoded = []
             digests = []
             for document, document_tokens in zip(

@@ -157,7 +157,7 @@ DEPENDENCIES = (
     Dependency("sglang.srt.model_executor.model_runner:ModelRunner.lora_manager"),
     Dependency("sglang.srt.lora.lora_manager:LoRAManager.lora_refs"),
     Dependency("sglang.srt.lora.lora_registry:LoRARef.lora_name"),
-    # What a request's grammar was made of.
+    # The source of a request's grammar.
     Dependency(f"{_CONSTRAINED}.xgrammar_backend:XGrammarGrammar.ctx"),
     Dependency(f"{_CONSTRAINED}.llguidance_backend:GuidanceGrammar.llguidance_tokenizer"),
     Dependency(f"{_CONSTRAINED}.llguidance_backend:GuidanceGrammar.serialized_grammar"),
