@@ -118,8 +118,9 @@ def _attributes_in(tree: ast.AST, owner: str, context: type[ast.expr_context]) -
     """Return the attributes of `owner` that a source loads or stores."""
     names = set()
     for node in ast.walk(tree):
-        is_one = isinstance(node, ast.Attribute) and isinstance(node.ctx, context)
-        if is_one and ast.unparse(node.value) == owner:
+        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, context):
+            continue
+        if ast.unparse(node.value) == owner:
             names.add(node.attr)
     return names
 
