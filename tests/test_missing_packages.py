@@ -18,7 +18,7 @@ from tests.shared.strategies import Corpus, write_datastore
 @pytest.mark.parametrize(
     ("words", "module", "package", "extra"),
     [
-        ("bench speed --model m", "rest_store.bench.speed", "torch", "hf"),
+        ("bench speed --model m", "rest_store.bench.speed_command", "torch", "hf"),
         ("serve d", "rest_store.service.server.server", "grpc", "server"),
         ("query 127.0.0.1:1 --tokens 3", "rest_store.service.channel", "grpc", "server"),
         ("generate --model m --prompt p", "rest_store.generation.generator", "torch", "hf"),

@@ -7,7 +7,7 @@ import click
 from rest_store.bench.record_command import record
 from rest_store.bench.replay_command import replay_command
 from rest_store.bench.report import report
-from rest_store.bench.speed import speed
+from rest_store.bench.speed_command import speed
 from rest_store.command_options import SETTINGS, Group
 
 

@@ -141,7 +141,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_text_in_and_stop_strings(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     criterion = Mock(side_effect=transformers.StopStringCriteria)
-    monkeypatch.setattr("rest_store.generation.generator.StopStringCriteria", criterion)
+    monkeypatch.setattr("rest_store.generation.stop_strings.StopStringCriteria", criterion)
     model, words = load_model(str(model_directory))
     generator = rest_store.Generator(model, words, [rest_store.PromptLookup()])
     prompt = "for i in range(10):"
