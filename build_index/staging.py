@@ -356,9 +356,7 @@ def _resolved(out: Path) -> Path:
     try:
         return Path(os.path.realpath(local_path(out)))
     except ValueError as error:  # a NUL in the path
-        raise OutputError(
-            describe(out, "path", f"invalid ({error})", "one of a directory")
-        ) from None
+        raise OutputError(describe(out, "path", f"invalid ({error})", "a directory")) from None
 
 
 def _exchanged(first: Path, second: Path) -> bool:

@@ -66,7 +66,7 @@ def read_separated_values(
             row = next(reader, None)
         except csv.Error as error:
             raise CorpusFormatError(
-                describe(f"{where}:{lines.number}", "row", f"no CSV ({error})", "CSV")
+                f"{where}:{lines.number}: the row cannot be read as CSV ({error})"
             ) from error
         if row is None:
             return

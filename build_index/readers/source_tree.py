@@ -120,9 +120,7 @@ class LocalCorpus:
         """
         if not where or "\0" in where:
             problem = "invalid (a NUL)" if where else "empty"
-            raise CorpusError(
-                describe(where or "corpus", "path", problem, "one of a file or a directory")
-            )
+            raise CorpusError(describe(where or "corpus", "path", problem, "a file or a directory"))
         with read_errors(where):
             path = local_path(where).absolute()  # workers may run in other directories
             mode = path.stat().st_mode

@@ -178,16 +178,14 @@ def open_grammar(
         adapted, token_bytes = _adapted(tokenizer, tuple(ends))
     if error := llguidance.LLMatcher.validate_grammar(compiled, adapted):
         actual = f"refused by llguidance ({one_line(error)})"
-        raise ArgumentError(describe("grammar", "grammar", actual, "one that it takes"))
+        raise ArgumentError(f"grammar: it is {actual}")
     matcher = LlguidanceMatcher(adapted, compiled)
     try:
         is_satisfiable = matcher.mask().any()  # type: ignore[union-attr]  # no text has ended
     except ValueError:
         is_satisfiable = False
     if not is_satisfiable:
-        raise ArgumentError(
-            describe("grammar", "grammar", "followed by no text", "one that some text follows")
-        )
+        raise ArgumentError("grammar: no text follows it")
     return GrammarDefinition(lambda: matcher.fork(), token_bytes)
 
 

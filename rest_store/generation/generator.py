@@ -25,7 +25,6 @@ from rest_store.errors import (
     NotSupportedError,
     PromptWarning,
     TokenizerLoadError,
-    describe,
 )
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
 from rest_store.generation.constraints import Constraints
@@ -127,9 +126,9 @@ class Generator:
             MissingExtraError: llguidance is needed, and not installed.
         """
         if compare and (name := name_of_cache_in(options)) is not None:
-            expected = "none: each of several generations would continue it"
             raise NotSupportedError(
-                describe("Generator", name, "passed with compare=True", expected)
+                f"Generator: with compare=True, {name} cannot be passed: each of several"
+                " generations would continue it"
             )
         drafting, options = self._prepare(
             options, references, group, epoch, json_schema=json_schema, regex=regex, grammar=grammar
@@ -186,8 +185,9 @@ class Generator:
     ) -> Any:
         """Return the result of `model.generate`, which calls `drive` with a generation."""
         if options.get("streamer") is not None:
-            expected = "none: iterate over the pieces of Generator.stream"
-            raise NotSupportedError(describe("Generator", "streamer", "passed", expected))
+            raise NotSupportedError(
+                "Generator: streamer cannot be passed: iterate over the pieces of Generator.stream"
+            )
 
         def loop(
             model: Any,

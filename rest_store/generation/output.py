@@ -13,7 +13,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from rest_store.datastore.render import counted
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import RememberCounts
-from rest_store.errors import ArgumentError, NotSupportedError, describe
+from rest_store.errors import ArgumentError, NotSupportedError
 from rest_store.generation.comparison import Comparison
 from rest_store.generation.draft_counts import DraftCounts
 from rest_store.generation.rows import Row
@@ -285,10 +285,8 @@ def only_text(where: str, texts: Sequence[str] | None) -> str:
     """
     if texts is None:
         raise ArgumentError(
-            describe(
-                where, "text", "unknown", "Generator(model, tokenizer, ...), to decode the tokens"
-            )
+            f"{where}: there is no text without a tokenizer: use Generator(model, tokenizer, ...)"
         )
     if len(texts) != 1:
-        raise NotSupportedError(describe(where, "text", f"that of {len(texts)} rows", "one row"))
+        raise NotSupportedError(f"{where}: there are the texts of {len(texts)} rows; use `texts`")
     return texts[0]

@@ -145,9 +145,9 @@ class _Worker(threading.Thread):
         if self._ended:
             return None
         if not begins and not self.is_alive():
-            expected = "one of this process: its thread is not copied"
             raise NotSupportedError(
-                describe("Generator", "the stream", "that of the process forked", expected)
+                "Generator: the stream began before the process was forked, and its thread is not"
+                " copied; begin another one"
             )
         try:
             if begins:

@@ -252,7 +252,7 @@ def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
     for name, value in model_kwargs.items():
         if name not in _CONTINUED and _holds_tensor(value):
             expected = "no input besides input_ids, their mask and positions"
-            raise NotSupportedError(describe("generation", name, "given", expected))
+            raise NotSupportedError(describe("generation", name, "passed", expected))
 
 
 def require_mode(config: Any, processors: Sequence[Any]) -> None:

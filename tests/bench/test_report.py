@@ -77,7 +77,7 @@ def test_bad_folders_are_refused_by_name(tmp_path: Path) -> None:
     bad = (
         ("{", "unreadable"),
         ("[" * 100_000, "unreadable"),
-        ("[1]", "something else"),
+        ("[1]", "this is no result of a benchmark"),
         ('{"arguments": 3}', "else"),
     )
     for content, fragment in bad:

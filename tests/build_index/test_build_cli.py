@@ -115,7 +115,7 @@ def test_bad_usage_is_status_2(arguments, message):
             {"--corpus": "~no-such-user"},
             "~no-such-user: corpus is absent, expected a file, a directory or an address",
         ),
-        ({"--corpus": ""}, "corpus: path is empty, expected one of a file or a directory"),
+        ({"--corpus": ""}, "corpus: path is empty, expected a file or a directory"),
         ({"--tokenizer": ""}, "tokenizer: name is empty, expected a tokenizer.json"),
         ({"--tokenizer": __file__}, "test_build_cli.py: tokenizer is "),
         ({"--tokenizer": "~no-such-user"}, "~no-such-user: tokenizer is absent"),

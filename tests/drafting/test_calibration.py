@@ -245,7 +245,7 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
     head = content.split(b"\n")[0] + b"\n"
     cases = {
         "calibration is unreadable (No such file or directory), expected a file": None,
-        "content is something else": b"",
+        "this is no calibration file": b"",
         "header is damaged, expected one line of JSON": content[:40],
         "header is damaged,": head + b"[" * 100_000,
         "header is damaged": content.replace(b'"version"', b'"revision"', 1),
@@ -254,12 +254,8 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
         "trees is damaged": content[:-8] + b"x" + content[-7:],
         "weights is": content.replace(b'"weights": [0.0', b'"weights": [NaN', 1),
         "weights is a str": content.replace(b"[0.0, 0.0, 0.0, 0.0, 0.0]", b'"0"', 1),
-        "bytes of trees for live datastores is 99999": content.replace(
-            b'"live_size": 0', b'"live_size": 99999', 1
-        ),
-        "bytes of trees for live datastores is a": content.replace(
-            b'"live_size": 0', b'"live_size": "a"', 1
-        ),
+        "live_size is 99999": content.replace(b'"live_size": 0', b'"live_size": 99999', 1),
+        "live_size is a": content.replace(b'"live_size": 0', b'"live_size": "a"', 1),
         "gbdt is of a wrong size": content.replace(b'"live_size": 0', b'"live_size": 7', 1),
         "provenance is": content.replace(b'"provenance": {}', b'"provenance": 7', 1),
     }

@@ -79,7 +79,7 @@ def test_a_streamer_gets_what_plain_decoding_gives_it(name: str) -> None:
 def test_two_streamers_or_one_for_several_rows_are_refused() -> None:
     model, options = tiny_model("llama"), {**FIXED, "custom_generate": rest_store.generate}
     both = {"streamer": Collected(), "stream_to": Collected()}
-    message = "streamer is given beside stream_to, expected one of them"
+    message = "pass streamer or stream_to, not both"
     refused(NotSupportedError, lambda: model.generate(**prompts(1), **options, **both), message)
     for name in both:
         given = {name: Collected()}
@@ -401,7 +401,7 @@ def test_a_stream_is_of_its_process() -> None:
         try:
             next(stream)
         except NotSupportedError as error:
-            os._exit(7 if "the stream is that of the process forked" in str(error) else 1)
+            os._exit(7 if "the stream began before the process was forked" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert len(list(stream)) == 23

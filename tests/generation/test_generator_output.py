@@ -89,7 +89,9 @@ def test_rows_of_a_batch_have_a_text_each(model: Any) -> None:
     assert output.texts == [
         generator.tokenizer.decode(row, skip_special_tokens=True) for row in output.tokens
     ]
-    refused(NotSupportedError, lambda: output.text, "GeneratorOutput: text is that of 3 rows")
+    refused(
+        NotSupportedError, lambda: output.text, "GeneratorOutput: there are the texts of 3 rows"
+    )
     plain = rest_store.Generator(model).generate(prompts(1), **FIXED)
     assert plain.texts is None
     refused(ArgumentError, lambda: plain.text, "Generator(model, tokenizer, ...)")
