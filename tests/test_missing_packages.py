@@ -29,7 +29,7 @@ def test_a_command_without_its_packages_names_the_extra(
     words: str, module: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]  # to import is what is not installed
+    monkeypatch.setitem(sys.modules, package, None)
     done = CliRunner().invoke(main, words.split())
     assert done.exit_code == 1
     expected = (

@@ -103,7 +103,7 @@ def test_the_example_of_queries_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     *_, example = python_blocks(README)
     names: dict[str, object] = {}
     exec(example, names)
-    assert names["store"].longest_suffix_match(names["context"]) == rest_store.SuffixMatch(5, 1)  # type: ignore[attr-defined]
+    assert names["store"].longest_suffix_match(names["context"]) == rest_store.SuffixMatch(5, 1)
     tree = names["tree"]
     assert isinstance(tree, rest_store.TokenTree)
     assert np.array_equal(tree.tokens, [7, 8])

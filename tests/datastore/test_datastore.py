@@ -153,7 +153,7 @@ ROWS = [[7, 1, 2, 3], [1, 2, 3, 4], [0, 0, 7, 8], [9, 9, 9, 9]]
 )
 def test_a_batch_may_be_one_array(store: Datastore, array: Any) -> None:
     for limits in ({}, {"max_suffix": 2}, {"max_suffix": 1}):
-        assert store.draft_batch(array, **limits) == [store.draft(row, **limits) for row in ROWS]  # type: ignore[arg-type]
+        assert store.draft_batch(array, **limits) == [store.draft(row, **limits) for row in ROWS]
     assert store.draft_batch(array[:0]) == []
     array.flags.writeable = False
     assert store.draft_batch(array[1:2]) == [store.draft(ROWS[1])]

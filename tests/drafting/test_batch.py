@@ -98,7 +98,7 @@ def test_a_batch_that_cannot_be_asked_is_refused_before_anything_happens(store: 
     one, other, closed = (DraftSession([store], [1, 2]) for _ in range(3))
     closed.close()
     for both in ([one, other, one], [one, None], [one, store]):
-        refused(ArgumentError, lambda both=both: draft_all(both), "draft_all: ", "session")  # type: ignore[misc]
+        refused(ArgumentError, lambda both=both: draft_all(both), "draft_all: ", "session")
         refused(
             ArgumentError,
             lambda both=both: accept_all(both, [[3]] * len(both)),
@@ -110,10 +110,10 @@ def test_a_batch_that_cannot_be_asked_is_refused_before_anything_happens(store: 
     refused(ArgumentError, lambda: draft_all([one, other], [8]), "max_nodes", "1", "2")
     refused(ArgumentError, lambda: accept_all([one, other], [[3]]), "tokens", "1", "2")
     refused(ArgumentError, lambda: draft_all([one, other], [8, 1025]), "max_nodes")
-    refused(ArgumentError, lambda: draft_all([one, other], 1.5), "max_nodes")  # type: ignore[arg-type]
+    refused(ArgumentError, lambda: draft_all([one, other], 1.5), "max_nodes")
     refused(ArgumentError, lambda: draft_all([one, other], shape="path"), "shape")
     refused(QueryError, lambda: accept_all([one, other], [[3], []]), "tokens")
-    refused(ContextTypeError, lambda: accept_all([one, other], [[3], [[4]]]), "tokens")  # type: ignore[list-item]
+    refused(ContextTypeError, lambda: accept_all([one, other], [[3], [[4]]]), "tokens")
     refused(QueryError, lambda: accept_all([one, other], [[3], [-1]]), "-1")
     refused(ArgumentError, lambda: accept_all([one, other], [[3], [3]], [None]), "top_k", "1", "2")
     refused(ContextTypeError, lambda: accept_all([one, other], [[3], [3]], [None, [1]]), "top_k")

@@ -109,7 +109,7 @@ def test_rows_that_do_not_belong_together_are_refused() -> None:
     for value in (np.nan, np.inf):
         holed = features.copy()
         holed[17, 3] = value
-        refused(DataFileError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")  # type: ignore[misc]
+        refused(DataFileError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")
     refused(DataFileError, lambda: Calibration.fit(features, labels, [-1, 40]))
     for options in ({"rate": float("nan")}, {"row_share": 0.0}, {"row_share": 1.5}, {"trees": -1}):
         refused(
@@ -133,12 +133,12 @@ def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
     Calibration(gbdt(1, 1, 1))
     for one in (gbdt(base=bad), gbdt(leaf=bad), gbdt(threshold=bad)):
         refused(DataFileError, lambda one=one: Calibration(one), "finite")  # type: ignore[misc]
-        refused(DataFileError, lambda one=one: Calibration(gbdt(), live_gbdt=one), "finite")  # type: ignore[misc]
+        refused(DataFileError, lambda one=one: Calibration(gbdt(), live_gbdt=one), "finite")
     refused(DataFileError, lambda: Calibration(gbdt(leaf=3e38)), "finite")  # sums would not be
     for place in range(5):
         weights = [0.0] * 5
         weights[place] = bad
-        refused(DataFileError, lambda weights=weights: Calibration(gbdt(), weights), "finite")  # type: ignore[misc]
+        refused(DataFileError, lambda weights=weights: Calibration(gbdt(), weights), "finite")
 
 
 def evaluated(
@@ -263,10 +263,10 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
         path = tmp_path / "bad"
         if bad is not None:
             path.write_bytes(bad)
-        refused(DataFileError, lambda path=path: Calibration.load(path), fragment)  # type: ignore[misc]
+        refused(DataFileError, lambda path=path: Calibration.load(path), fragment)
     for place in (tmp_path, tmp_path / ("x" * 300)):
         refused(
             DataFileError, lambda place=place: Calibration.load(place), "calibration is unreadable"
         )  # type: ignore[misc]
     for place in (tmp_path / "no" / "where", tmp_path / ("x" * 300), "", "."):
-        refused(DataFileError, lambda place=place: Calibration.default().save(place), "writable")  # type: ignore[misc]
+        refused(DataFileError, lambda place=place: Calibration.default().save(place), "writable")

@@ -365,7 +365,7 @@ def test_more_tokens_a_second_than_with_any_one_size_or_limit(right: float) -> N
     policy = measured_policy()
     ours = rate(policy, right, lambda waiting: policy.worth(right ** np.arange(1, 17), waiting))
     others = [
-        rate(policy, right, lambda waiting, size=size, limit=limit: size if waiting < limit else 0)  # type: ignore[misc]
+        rate(policy, right, lambda waiting, size=size, limit=limit: size if waiting < limit else 0)
         for size in (1, 2, 3, 4, 6, 8, 12)
         for limit in (1, 4, 8, 12, 16)
     ]

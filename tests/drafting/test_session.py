@@ -371,12 +371,12 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     refused(QueryError, lambda: opened(store, prompt=[2**31]), str(2**31))
     session = opened(store)
     for limit in (-1, 1025, 1.5, None):
-        refused(ArgumentError, lambda limit=limit: session.draft(limit), "max_nodes")  # type: ignore[misc]
+        refused(ArgumentError, lambda limit=limit: session.draft(limit), "max_nodes")
     numbers = ([], [[1.0]], [0.0], [1.0, -1.0], [float("nan")], [10**400], 3.0)
     for costs in (*numbers, "fast"):
-        refused(ArgumentError, lambda costs=costs: session.draft(4, costs), "costs")  # type: ignore[misc]
+        refused(ArgumentError, lambda costs=costs: session.draft(4, costs), "costs")
     for shape in ("Chain", None, ["chain"]):
-        refused(ArgumentError, lambda shape=shape: session.draft(4, shape=shape), "shape")  # type: ignore[misc]
+        refused(ArgumentError, lambda shape=shape: session.draft(4, shape=shape), "shape")
     refused(QueryError, lambda: session.accept([]), "tokens")
     refused(QueryError, lambda: session.accept([-5]), "-5")
     refused(ContextTypeError, lambda: session.accept([3], top_k=[[1]] * 4), "top_k")

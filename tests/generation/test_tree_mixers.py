@@ -87,7 +87,7 @@ def test_rows_accept_different_paths_and_rows_that_ended_stay() -> None:
     prompt = prompts(3, 9, padded=False)["input_ids"]
     empty, tree = merge_paths([]), merge_paths(PATHS)
     verifier = make_verifier(model, read(model, prompt), 1 + len(tree))
-    verifier.run([3, 4, None], [tree, right([5, 6], None, 8), empty], 1 + len(tree))  # type: ignore[arg-type]
+    verifier.run([3, 4, None], [tree, right([5, 6], None, 8), empty], 1 + len(tree))
     texts_of_nodes: list[list[int]] = [[]]
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
         texts_of_nodes.append([*texts_of_nodes[parent + 1], token])

@@ -275,7 +275,7 @@ def test_files_that_are_no_certificates_are_named(
         (Tls(made.authority, certificate, made.authority), certificate),
         (Tls(made.authority, certificate, made.server[-1]), certificate),
     ):
-        refused(ArgumentError, lambda tls=tls: connect("a:1", tls=tls), "unusable", str(file))  # type: ignore[misc]
+        refused(ArgumentError, lambda tls=tls: connect("a:1", tls=tls), "unusable", str(file))
     connect("a:1", tls=Tls(str(made.authority), str(certificate), str(key)))
     refused(ArgumentError, lambda: connect("a:1", tls=Tls(server_name="\udcff")), "server_name")
 
