@@ -57,10 +57,10 @@ def options_of(command: click.Command, words: list[str]) -> None:
     ):
         context = click.Context(command)
         assert words[len(named)] in command.list_commands(context)
-        found = command.get_command(context, words[len(named)])
-        assert found is not None
-        command = found
-        named.append(found.name)
+        subcommand = command.get_command(context, words[len(named)])
+        assert subcommand is not None
+        command = subcommand
+        named.append(subcommand.name)
     # What follows is another command's.
     words = words[: words.index("--")] if "--" in words else words
     shown = CliRunner().invoke(command, ["--help"])

@@ -93,7 +93,7 @@ def test_promises_of_trees_are_believed_as_far_as_they_are_kept() -> None:
 
 
 def test_a_session_that_does_not_pay_for_its_drafting_is_asked_now_and_then() -> None:
-    asked = []
+    requests = []
     for tree in (UNSURE, SURE):
         ours = PlannedHead([0.0, 3.0, 3.0, 3.0, 3.0], drafting=2.0)
         trees: list[TokenTree | None] = []
@@ -101,8 +101,8 @@ def test_a_session_that_does_not_pay_for_its_drafting_is_asked_now_and_then() ->
             trees.append(tree if ours.wants_tree() else None)
             plan = ours.plan(trees[-1], COSTS)
             ours.learn(plan, len(plan.tree), plan.head_tokens)
-        asked.append(sum(one is not None for one in trees))
-    unsure, sure = asked
+        requests.append(sum(one is not None for one in trees))
+    unsure, sure = requests
     assert 10 < unsure < 60
     assert sure > 150
 

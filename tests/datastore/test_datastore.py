@@ -82,7 +82,7 @@ BAD_CONTEXTS: list[tuple[object, type[QueryError], str, str, str]] = [
 
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize(
-    ("context", "error", "what", "found", "expected"),
+    ("context", "error", "what", "actual", "expected"),
     BAD_CONTEXTS,
     ids=[f"{type(context).__name__} {context!r}"[:40] for context, *_ in BAD_CONTEXTS],
 )
@@ -92,12 +92,12 @@ def test_a_bad_context(
     context: object,
     error: type[QueryError],
     what: str,
-    found: str,
+    actual: str,
     expected: str,
 ) -> None:
     ask, name = QUERIES[query]
     message = refused(error, lambda: ask(store, context))
-    assert message == f"query: {what.format(name)} is {found}, expected {expected}"
+    assert message == f"query: {what.format(name)} is {actual}, expected {expected}"
 
 
 @pytest.mark.parametrize("query", QUERIES)

@@ -79,7 +79,7 @@ def test_heavy_matches_are_exact(
     store = open_datastore(tmp_path, corpus)
     oracle = Oracle(corpus)
     rng = np.random.default_rng(0)
-    asked = 0
+    large_matches = 0
     for document in corpus.documents[:: max(1, len(corpus.documents) // 6)]:
         end = int(rng.integers(1, len(document) + 1))
         for max_suffix in (1, 2, 16):
@@ -87,8 +87,8 @@ def test_heavy_matches_are_exact(
                 limits = {"max_nodes": max_nodes, "max_suffix": max_suffix, "max_depth": max_depth}
                 tree = store.draft(document[:end], **limits)
                 assert tree == oracle.draft(document[:end], **limits)
-                asked += tree.match.count > 45 * max_nodes
-    assert asked > 15  # the test reached matches that are not read as a whole
+                large_matches += tree.match.count > 45 * max_nodes
+    assert large_matches > 15  # the test reached matches that are not read as a whole
 
 
 @pytest.mark.parametrize("length", [1, 2, 40])

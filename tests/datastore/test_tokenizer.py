@@ -192,12 +192,12 @@ def test_what_differs_is_named(bpe, identity):
     renamed, swapped = copy.deepcopy(bpe), copy.deepcopy(bpe)
     CHANGES["an added token"][1](renamed)
     id_ = identity.added_tokens["<tool_call>"]
-    found = (
+    actual = (
         f"without added tokens '<tool_call>' (id {id_}) and with added tokens '<other>' (id {id_})"
     )
     assert (
         mismatch(identity, renamed)
-        == f"ds/: tokenizer 'other' is {found}, expected the added tokens of 'tiny'"
+        == f"ds/: tokenizer 'other' is {actual}, expected the added tokens of 'tiny'"
     )
     CHANGES["the merges"][1](swapped)
     expected = (
@@ -255,10 +255,10 @@ def test_a_file_and_its_directory_as_transformers_loads_it_are_the_same(
         identity_with_sample(space_marks(**IN_NORMALIZER)),
         identity_with_sample(space_marks(pre_tokenizer=METASPACE)),
     ]
-    kept, other = identities if of_file_is_stored else identities[::-1]
-    assert kept.fingerprint != other.fingerprint
-    assert kept.encoding == other.encoding
-    stored(kept, **({} if encoding else {"encoding": None})).require_same(other, "ds/")
+    own, other = identities if of_file_is_stored else identities[::-1]
+    assert own.fingerprint != other.fingerprint
+    assert own.encoding == other.encoding
+    stored(own, **({} if encoding else {"encoding": None})).require_same(other, "ds/")
 
 
 def test_a_mark_before_texts_that_one_of_them_does_not_write_is_refused():
@@ -267,41 +267,41 @@ def test_a_mark_before_texts_that_one_of_them_does_not_write_is_refused():
     never = identity_with_sample(
         space_marks(pre_tokenizer={**METASPACE, "prepend_scheme": "never"})
     )
-    for kept, other in ((without, always), (always, without), (always, never)):
+    for own, other in ((without, always), (always, without), (always, never)):
         with pytest.raises(
             TokenizerMismatchError,
             match=r"differ.*build it again with the directory or the name that",
         ):
-            stored(kept).require_same(other, "ds/")
+            stored(own).require_same(other, "ds/")
 
 
 def test_another_pre_tokenizer_is_refused_and_named_where_the_datastore_keeps_its_tokenizer(
     bpe, tmp_path
 ):
-    kept = identity_with_sample(bpe, "tiny")
+    own = identity_with_sample(bpe, "tiny")
     digits = {"type": "Digits", "individual_digits": True}
     split = {
         **bpe,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, bpe["pre_tokenizer"]]},
     }
     other = identity_with_sample(split)
-    assert kept.fingerprint == other.fingerprint
-    found = (
+    assert own.fingerprint == other.fingerprint
+    actual = (
         "one that writes texts with other tokens of the same vocabulary (normalizer or"
         " pre-tokenizer differ)"
     )
     with pytest.raises(TokenizerMismatchError) as error:
-        stored(kept).require_same(other, tmp_path)
+        stored(own).require_same(other, tmp_path)
     assert str(error.value).startswith(
-        f"{tmp_path}: tokenizer 'other' is {found}, expected the tokens of 'tiny'; build it"
+        f"{tmp_path}: tokenizer 'other' is {actual}, expected the tokens of 'tiny'; build it"
     )
     (tmp_path / "tokenizer.json").write_text(json.dumps(bpe))
     with pytest.raises(
         TokenizerMismatchError, match=r"of the same vocabulary \(pre-tokenizer differ\)"
     ):
-        stored(kept).require_same(other, tmp_path)
+        stored(own).require_same(other, tmp_path)
     # Of an earlier release, which nobody can tell.
-    stored(kept, encoding=None).require_same(other, tmp_path)
+    stored(own, encoding=None).require_same(other, tmp_path)
 
 
 def test_parts_that_are_written_otherwise_and_mean_the_same_are_the_same(bpe):

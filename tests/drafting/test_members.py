@@ -104,16 +104,16 @@ MALFORMED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("found", MALFORMED)
+@pytest.mark.parametrize("actual", MALFORMED)
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_malformed_tree_costs_its_member_the_step(found: str, others: int) -> None:
-    wrong, right = ScriptedSource(TREE, MALFORMED[found], TREE), ScriptedSource(TREE)
+def test_a_malformed_tree_costs_its_member_the_step(actual: str, others: int) -> None:
+    wrong, right = ScriptedSource(TREE, MALFORMED[actual], TREE), ScriptedSource(TREE)
     with DraftSession([wrong, *[right] * others], TEXT) as session:
         whole = session.draft(3)
         session.accept([5])
         alone = session.draft(3)
         assert len(alone) == 3 * others, "the other one's"
-        assert [found in omission.text for omission in session._sources.omissions] == [True]
+        assert [actual in omission.text for omission in session._sources.omissions] == [True]
         session.accept([5])
         assert session.draft(3).tokens.tolist() == whole.tokens.tolist(), "it is asked again"
         assert session.statistics.omissions == {("scripted", "error"): 1}

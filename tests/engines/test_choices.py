@@ -248,8 +248,8 @@ def test_requests_choose_among_named_datastores(
         return {int(token) for token in tree.tokens if token in (100, 101)}
 
     both = {100, 101}
-    found = [first(chosen) for chosen in (None, ["code"], "chat", ["chat", "code"], [])]
-    assert found == [both, {100}, {101}, both, set()]
+    firsts = [first(chosen) for chosen in (None, ["code"], "chat", ["chat", "code"], [])]
+    assert firsts == [both, {100}, {101}, both, set()]
     assert totals(drafter, "errors") == {}
     assert first(["code", "unknown", 7]) == {100}
     assert first(str(Path(places["chat"]))) == set(), "its place is not its name"

@@ -101,10 +101,10 @@ def requests(seed: int, count: int = 8, most: int = 40) -> list[Request]:
     ]
 
 
-def outputs_are_plain(engine: Engine, asked: list[Request], **options: Any) -> None:
-    outputs = engine.run(*asked, **options)
+def outputs_are_plain(engine: Engine, batch_requests: list[Request], **options: Any) -> None:
+    outputs = engine.run(*batch_requests, **options)
     assert outputs == [
-        plain_output(engine.model, request.prompt, request.most, 200) for request in asked
+        plain_output(engine.model, request.prompt, request.most, 200) for request in batch_requests
     ]
 
 
@@ -119,13 +119,14 @@ def test_the_model_writes_the_same_in_fewer_steps(
     engine = Engine(
         vllm, settings, MODEL, chunk=chance.choice([3, 7, 1000]), ahead=chance.random() < 0.5
     )
-    asked = requests(seed, 12)
-    asked[0].settings["all_stop_token_ids"] = {plain_output(MODEL, asked[0].prompt, 23)[-1]}
-    outputs = engine.run(*asked, seed=seed)
-    for request, output in zip(asked, outputs, strict=True):
+    batch_requests = requests(seed, 12)
+    ends = {plain_output(MODEL, batch_requests[0].prompt, 23)[-1]}
+    batch_requests[0].settings["all_stop_token_ids"] = ends
+    outputs = engine.run(*batch_requests, seed=seed)
+    for request, output in zip(batch_requests, outputs, strict=True):
         expected = plain_output(MODEL, request.prompt, request.most)
         assert output == expected[: len(output)]
-        assert len(output) == 40 or request is asked[0]
+        assert len(output) == 40 or request is batch_requests[0]
     assert totals(engine, "errors") == {}
     assert totals(engine, "accepted_tokens")[""] > 0.8 * engine.accepted
     by_source = totals(engine, "source_accepted_tokens")
@@ -134,7 +135,7 @@ def test_the_model_writes_the_same_in_fewer_steps(
     engine.ours.drafter.close()
     with rest_store.LiveDatastore.open(memory, read_only=True) as live:
         assert live.info().document_count == 12
-        for request in asked:
+        for request in batch_requests:
             assert live.count([*request.prompt[-16:], *request.output]) > 0
             assert len(request.prompt) <= 16 or live.count(request.prompt[-17:]) == 0
 
@@ -207,14 +208,14 @@ def test_a_name_that_is_used_again_at_once_is_that_of_two_requests(
 
 def test_aborted_requests_leave_the_others_as_they_are(vllm: Vllm, place: str) -> None:
     engine = Engine(vllm, {"datastores": [place], "lag": True}, MODEL)
-    asked = requests(3)
-    engine.waiting += asked
+    batch_requests = requests(3)
+    engine.waiting += batch_requests
     for _ in range(5):
         engine.step()
     aborted = engine.requests[1]
     engine.abort(aborted)
     engine.run()
-    for request in asked:
+    for request in batch_requests:
         expected = plain_output(MODEL, request.prompt, request.most)
         assert request.output == (
             expected[: len(request.output)] if request is aborted else expected
@@ -264,10 +265,10 @@ def test_beside_a_head_each_row_verifies_what_promises_more(
 
     def run(settings: object, head: Callable[[Any], Any] | None) -> Engine:
         engine = Engine(start(head), settings, model)
-        asked = requests(0, 16)
-        for request in asked[::2]:
+        batch_requests = requests(0, 16)
+        for request in batch_requests[::2]:
             request.prompt[0] = 295
-        outputs_are_plain(engine, asked)
+        outputs_are_plain(engine, batch_requests)
         return engine
 
     settings = {"datastores": [place], "lag": lag}
@@ -424,17 +425,17 @@ def test_a_prediction_is_drafted_from(vllm: Vllm, tmp_path: Path) -> None:
     steps = []
     for predicted in (False, True):
         engine = Engine(vllm, {"remember": str(tmp_path / f"{predicted}")}, model)
-        asked = requests(0)
-        for request in asked if predicted else ():
+        batch_requests = requests(0)
+        for request in batch_requests if predicted else ():
             prediction = plain_output(model, request.prompt, 40)
             request.settings["extra_args"] = {"prediction": prediction, "group": "g", "epoch": 3}
-        outputs_are_plain(engine, asked)
+        outputs_are_plain(engine, batch_requests)
         assert totals(engine, "errors") == {}
         steps.append(engine.steps)
         engine.ours.drafter.close()
         with rest_store.LiveDatastore.open(tmp_path / f"{predicted}", read_only=True) as live:
-            kept = {(document.group, document.epoch) for document in live.documents()}
-        assert kept == {("g", 3) if predicted else ("", 0)}
+            groups = {(document.group, document.epoch) for document in live.documents()}
+        assert groups == {("g", 3) if predicted else ("", 0)}
     assert steps[1] < 0.5 * steps[0]
 
 
@@ -467,7 +468,7 @@ def test_a_fault_of_one_request_costs_that_one_its_drafts(
 ) -> None:
     engine = Engine(vllm, {"datastores": [place], "lag": lag}, MODEL)
     native = getattr(part, name)
-    asked = [Request([100, 101], 40, id=id) for id in ("faulty", "other")]
+    batch_requests = [Request([100, 101], 40, id=id) for id in ("faulty", "other")]
 
     def failing_for_one(*arguments: Any) -> Any:
         faulty = engine.ours._requests.get("faulty")
@@ -475,7 +476,7 @@ def test_a_fault_of_one_request_costs_that_one_its_drafts(
         return 1 / 0 if faulty is not None and is_faulty else native(*arguments)
 
     monkeypatch.setattr(part, name, failing_for_one)
-    outputs_are_plain(engine, asked)
+    outputs_are_plain(engine, batch_requests)
     errors, accepted = totals(engine, "errors"), engine.accepted
     assert set(errors) == {"propose"}
     alone = Engine(vllm, {"datastores": [place], "lag": lag}, MODEL)

@@ -49,7 +49,7 @@ class Fuzzer(campaign.Fuzzer):
             chance.choice([60, 120, 400]),
             chance.randrange(1, 17),
         )
-        asked = [_request(chance, longest) for _ in range(chance.randrange(1, 20))]
+        batch = [_request(chance, longest) for _ in range(chance.randrange(1, 20))]
         shutil.rmtree(self.directory / "memory", ignore_errors=True)
         vllm = Vllm(identity(VOCABULARY))
         with ExitStack() as stack:
@@ -86,9 +86,9 @@ class Fuzzer(campaign.Fuzzer):
                 "ahead": ahead,
             }
             engine = Engine(vllm, settings, model, shows_logits=chance.random() < 0.5, **shapes)
-            self.case = f"{len(asked)} requests, {shapes}, {settings}"
-            aborted = self._run(engine, asked, chance)
-            for request in asked:
+            self.case = f"{len(batch)} requests, {shapes}, {settings}"
+            aborted = self._run(engine, batch, chance)
+            for request in batch:
                 expected = plain_output(model, request.prompt, request.most, longest)
                 if id(request) in aborted:
                     expected = expected[: len(request.output)]
@@ -113,10 +113,10 @@ class Fuzzer(campaign.Fuzzer):
         texts = [plain_output(model, [chance.randrange(300)], 50) for _ in range(10)]
         return str(write_datastore(place, Corpus(VOCABULARY, [texts])))
 
-    def _run(self, engine: Engine, asked: list[Request], chance: random.Random) -> set[int]:
+    def _run(self, engine: Engine, batch: list[Request], chance: random.Random) -> set[int]:
         """Run all requests to their ends; return which were aborted, by identity."""
         aborted: set[int] = set()
-        waiting = list(asked)
+        waiting = list(batch)
         while waiting or engine.waiting or engine.requests:
             while waiting and (chance.random() < 0.3 or not engine.requests):
                 engine.waiting.append(waiting.pop())

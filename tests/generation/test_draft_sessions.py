@@ -187,7 +187,7 @@ def cut(
     costs: npt.NDArray[np.float64] | None = None,
 ) -> list[TokenTree]:
     """Return the trees of rows whose sessions draft `trees`."""
-    drafting = Mock(side_effect=lambda asked, *_, **__: trees[: len(asked)])
+    drafting = Mock(side_effect=lambda row_sessions, *_, **__: trees[: len(row_sessions)])
     monkeypatch.setattr(draft_sessions, "draft_all", drafting)
     options = Mock()
     options.session_factory.return_value = lambda row, prompt: Mock(statistics=Mock(waited=0.0))

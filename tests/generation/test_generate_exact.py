@@ -106,10 +106,10 @@ def test_attention_without_copies(dtype: torch.dtype) -> None:
         expected = attention.sdpa_attention_forward(
             layer, query, key, value, seen, dropout=0.0, scaling=0.3
         )[0]
-        given = attention.grouped_attention(
+        grouped = attention.grouped_attention(
             layer, query, key, value, seen, dropout=0.0, scaling=0.3
         )[0]
-        assert torch.equal(given, expected)
+        assert torch.equal(grouped, expected)
 
 
 def test_a_model_has_its_own_attention_before_and_after() -> None:

@@ -162,8 +162,8 @@ def test_the_distribution_is_the_models(name: str) -> None:
         with torch.no_grad():
             scores = model(contexts).logits[:, -1]
         scores = LogitsProcessorList(chain)(contexts, scores)
-        found: np.ndarray[Any, Any] = scores.softmax(-1).double().numpy()
-        return found
+        probabilities: np.ndarray[Any, Any] = scores.softmax(-1).double().numpy()
+        return probabilities
 
     def joint(chain: Any) -> dict[tuple[int, int], float]:
         first = chances(prompt, chain)[0]

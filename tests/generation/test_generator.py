@@ -44,11 +44,11 @@ class Collected:
     """A streamer that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.given: list[list[int]] = []
+        self.values: list[list[int]] = []
         self.ended = 0
 
     def put(self, value: torch.Tensor) -> None:
-        self.given.append(value.flatten().tolist())
+        self.values.append(value.flatten().tolist())
 
     def end(self) -> None:
         self.ended += 1
@@ -72,7 +72,7 @@ def test_a_streamer_gets_what_plain_decoding_gives_it(name: str) -> None:
     streamer = Collected()
     options = {"custom_generate": rest_store.generate, "sources": drafter, name: streamer}
     model.generate(**inputs, **FIXED, **options)
-    assert streamer.given == expected.given
+    assert streamer.values == expected.values
     assert streamer.ended == expected.ended == 1
 
 
@@ -82,10 +82,10 @@ def test_two_streamers_or_one_for_several_rows_are_refused() -> None:
     message = "pass streamer or stream_to, not both"
     refused(NotSupportedError, lambda: model.generate(**prompts(1), **options, **both), message)
     for name in both:
-        given = {name: Collected()}
+        values = {name: Collected()}
         refused(
             NotSupportedError,
-            lambda given=given: model.generate(**prompts(3), **options, **given),
+            lambda values=values: model.generate(**prompts(3), **options, **values),
             "3 rows",
         )
 
@@ -149,11 +149,11 @@ def test_text_in_and_stop_strings(model_directory: Path, monkeypatch: pytest.Mon
     assert torch.equal(generator.generate(prompt, **FIXED).sequences, whole)
     ids = words(prompt)["input_ids"]
     assert torch.equal(generator.generate(ids, **FIXED).sequences, whole)
-    for given in (
+    for values in (
         {"input_ids": ids, "attention_mask": [1] * len(ids)},
         {"input_ids": [ids], "attention_mask": None},
     ):
-        assert torch.equal(generator.generate(given, **FIXED).sequences, whole)
+        assert torch.equal(generator.generate(values, **FIXED).sequences, whole)
     stop = next(
         text
         for token in whole[0, -18:-6]
@@ -227,22 +227,22 @@ def test_stop_strings_may_be_in_a_generation_configuration(
         for start in (-18, -6)
     )
     config = transformers.GenerationConfig(**FIXED)
-    asked: dict[str, Any] = {"generation_config": config}
+    arguments: dict[str, Any] = {"generation_config": config}
     if place == "of the model, with an argument":
-        asked = {**FIXED, "stop_strings": stop}
+        arguments = {**FIXED, "stop_strings": stop}
     else:
         config.stop_strings = None if place == "of the model" else stop
     if place != "of the call":
         model.generation_config.stop_strings = [stop if place == "of the model" else other]
-    plain = model.generate(**ids, **asked, tokenizer=words)
+    plain = model.generate(**ids, **arguments, tokenizer=words)
     assert plain.shape[1] < whole.shape[1]
     before = config.stop_strings, model.generation_config.stop_strings
     generator = rest_store.Generator(model, words, [rest_store.PromptLookup()])
-    assert torch.equal(generator.generate(ids, **asked).sequences, plain)
-    assert torch.equal(generator.stream(ids, **asked).result(), plain)
+    assert torch.equal(generator.generate(ids, **arguments).sequences, plain)
+    assert torch.equal(generator.stream(ids, **arguments).result(), plain)
     assert (config.stop_strings, model.generation_config.stop_strings) == before
     without = rest_store.Generator(model, None, [rest_store.PromptLookup()])
-    refused(ArgumentError, lambda: without.generate(ids, **asked), "stop strings")
+    refused(ArgumentError, lambda: without.generate(ids, **arguments), "stop strings")
 
 
 # --- Chats ----------------------------------------------------------------------------------------
@@ -331,10 +331,10 @@ def test_datastores_of_another_tokenizer_are_refused(model_directory: Path, tmp_
         message,
     )
     with rest_store.LiveDatastore.open(tmp_path / "live", tokenizer=other) as live:
-        for given in ({"sources": [live]}, {"sources": sources, "remember": live}):
+        for values in ({"sources": [live]}, {"sources": sources, "remember": live}):
             refused(
                 TokenizerMismatchError,
-                lambda given=given: rest_store.Generator(model, words, **given),
+                lambda values=values: rest_store.Generator(model, words, **values),
                 "live",
             )
     options = {"custom_generate": rest_store.generate, "sources": [*sources, wrong_one]}
@@ -371,8 +371,8 @@ def test_an_interrupt_while_a_stream_is_read_ends_it_after_the_pass() -> None:
         return torch.tensor([False])
 
     generator = rest_store.Generator(model, None, [])
-    asked = {CACHE: cache, "stopping_criteria": [criterion]}
-    stream = generator.stream(inputs, **FIXED, **asked)
+    arguments = {CACHE: cache, "stopping_criteria": [criterion]}
+    stream = generator.stream(inputs, **FIXED, **arguments)
     with pytest.raises(KeyboardInterrupt):
         list(stream)
     assert list(stream) == []

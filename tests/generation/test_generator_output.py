@@ -108,12 +108,12 @@ def test_rows_of_a_batch_have_a_text_each(model: Any) -> None:
 def test_a_comparison_draws_the_same_random_numbers(rows: int, options: dict[str, Any]) -> None:
     model = tiny_model("llama")
     generator = rest_store.Generator(model, None, [rest_store.PromptLookup()])
-    asked = {**FIXED, **options}
+    arguments = {**FIXED, **options}
     torch.manual_seed(5)
-    alone = generator.generate(prompts(rows), **asked)
+    alone = generator.generate(prompts(rows), **arguments)
     after = torch.get_rng_state()
     torch.manual_seed(5)
-    output = generator.generate(prompts(rows), **asked, compare=True)
+    output = generator.generate(prompts(rows), **arguments, compare=True)
     assert torch.equal(torch.get_rng_state(), after), "as if it had not been compared"
     assert torch.equal(output.sequences, alone.sequences)
     assert output.comparison is not None

@@ -44,8 +44,8 @@ def texts(done: Result) -> list[str]:
 
 def test_each_line_is_a_prompt(without_template: Path) -> None:
     loop = texts(piped(without_template, "for i in\n\n  \ni in i\nfor i in", "--json"))
-    given = [word for prompt in ("for i in", "i in i") for word in ("--prompt", prompt)]
-    first, second = texts(piped(without_template, "", *given, "--json"))
+    options = [word for prompt in ("for i in", "i in i") for word in ("--prompt", prompt)]
+    first, second = texts(piped(without_template, "", *options, "--json"))
     assert loop == [first, second, first], "blank lines are none, and the last needs no end"
 
 

@@ -95,15 +95,15 @@ def test_rows_accept_different_paths_and_rows_that_ended_stay() -> None:
     verifier.keep([accepted, [0, 1], []])
     logits = verifier.run([7, 8, None], [empty] * 3, 1)
     verifier.keep([[0], [0], []])
-    kept = DynamicCache(config=model.config)
-    verifier.give_back(kept)
+    own_cache = DynamicCache(config=model.config)
+    verifier.give_back(own_cache)
     verifier.close()
     texts = [[3, 12, 13, 7], [4, 5, 8]]
     for row, text in enumerate(texts):
         expected = decoded(model, prompt[row : row + 1], text)
         assert torch.allclose(logits[row, -1], expected, atol=1e-4 * float(expected.std()))
     untouched = read(model, prompt).cache.layers[0].recurrent_states[0]
-    assert torch.allclose(kept.layers[0].recurrent_states[0][2], untouched[2], atol=1e-6)
+    assert torch.allclose(own_cache.layers[0].recurrent_states[0][2], untouched[2], atol=1e-6)
 
 
 def test_a_tree_knows_what_each_node_continues() -> None:

@@ -336,7 +336,7 @@ def test_generation_reads_the_same_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "actual"),
     [
         (
             lambda data: data.replace(b"gpt-2", b"gpt-9"),
@@ -352,8 +352,8 @@ def test_generation_reads_the_same_tokens(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_damaged_or_of_an_unknown_kind_is_refused(
-    path: Path, change, found: str
+    path: Path, change, actual: str
 ) -> None:
     path.write_bytes(change(path.read_bytes()))
-    message = refused(TokenizerLoadError, lambda: load_tokenizer(path), f"{path}: {found}")
+    message = refused(TokenizerLoadError, lambda: load_tokenizer(path), f"{path}: {actual}")
     assert len(message.splitlines()) == 1

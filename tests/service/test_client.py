@@ -92,18 +92,18 @@ LIMITS = st.fixed_dictionaries(
 def test_answers_are_those_of_the_datastore(
     client: Any, stores: dict[str, Datastore], data: st.DataObject, limits: dict[str, int]
 ) -> None:
-    asked = data.draw(st.lists(contexts(CORPUS), max_size=6))
+    queries = data.draw(st.lists(contexts(CORPUS), max_size=6))
     store = stores["one"]
-    assert client.draft_batch(asked, **limits) == store.draft_batch(asked, **limits)
-    rows = np.array([context[-1:] for context in asked])
+    assert client.draft_batch(queries, **limits) == store.draft_batch(queries, **limits)
+    rows = np.array([context[-1:] for context in queries])
     assert client.draft_batch(rows, **limits) == store.draft_batch(rows, **limits)
-    for context in asked[:2]:
-        given = data.draw(st.sampled_from([list, tuple, np.array]))(context)
-        assert client.draft(given, **limits) == store.draft(context, **limits)
+    for context in queries[:2]:
+        sequence = data.draw(st.sampled_from([list, tuple, np.array]))(context)
+        assert client.draft(sequence, **limits) == store.draft(context, **limits)
         suffix = limits["max_suffix"]
-        found = client.longest_suffix_match(given, max_suffix=suffix)
-        assert found == store.longest_suffix_match(context, max_suffix=suffix)
-        assert client.count(given[-3:]) == store.count(context[-3:])
+        actual = client.longest_suffix_match(sequence, max_suffix=suffix)
+        assert actual == store.longest_suffix_match(context, max_suffix=suffix)
+        assert client.count(sequence[-3:]) == store.count(context[-3:])
 
 
 BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -173,19 +173,19 @@ def test_several_datastores(
 def test_info_says_what_is_served(
     client: Any, connect: Callable[..., Any], service: Service, stores: Any
 ) -> None:
-    found, expected = client.info(), stores["one"].info()
-    assert isinstance(found, ServiceInfo)
-    (described,) = found.datastores
+    actual, expected = client.info(), stores["one"].info()
+    assert isinstance(actual, ServiceInfo)
+    (described,) = actual.datastores
     for name in ("tokenizer", "token_count", "document_count", "shard_count", "size"):
         assert getattr(described, name) == getattr(expected, name)
     assert abs((described.built - expected.built).total_seconds()) < 1
-    assert found.tokenizer == expected.tokenizer
+    assert actual.tokenizer == expected.tokenizer
     assert str(rest_store.DatastoreClient("a:1")) == "a:1"
     assert (
         str(rest_store.DatastoreClient("a:1,b:1", datastore=["one", "two"]))
         == "one, two at a:1,b:1"
     )
-    assert (found.version, found.limits["max_contexts"]) == (rest_store.__version__, 100)
+    assert (actual.version, actual.limits["max_contexts"]) == (rest_store.__version__, 100)
     both = connect(service.target, tokenizer=identity(VOCABULARY)).info()
     assert [one.name for one in both.datastores] == ["one", "two"]
 

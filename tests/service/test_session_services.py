@@ -74,8 +74,8 @@ def test_sessions_of_a_batch_have_a_stream_each(service: Service, numbers: Path)
             for source in (client, store)
         )
         for token in TOKENS:
-            found, expected = draft_all(sessions, 8), draft_all(here, 8)
-            assert [tree.tokens.tolist() for tree in found] == [
+            actual, expected = draft_all(sessions, 8), draft_all(here, 8)
+            assert [tree.tokens.tolist() for tree in actual] == [
                 tree.tokens.tolist() for tree in expected
             ]
             for batch in (sessions, here):

@@ -589,15 +589,15 @@ class Engine:
             self._count += 1
             request.id = request.id or f"request-{self._count}"
         self.requests += admitted
-        told = SchedulerOutput(
+        new_step = SchedulerOutput(
             finished_req_ids=self._finished,
             preempted_req_ids=self._put_off,
             scheduled_new_reqs=[self._new(request) for request in admitted],
             total_num_scheduled_tokens=len(self.requests),
         )
         self._finished, self._put_off = set(), set()
-        self.runner.finish_requests(told)
-        self.runner.add_requests(told)
+        self.runner.finish_requests(new_step)
+        self.runner.add_requests(new_step)
         if self.requests:
             self.steps += 1
             self._run()

@@ -261,8 +261,8 @@ def reload(service: Service) -> list[str]:
     before = len(service.log)
     service.signal(signal.SIGHUP)
     ends = time.monotonic() + PATIENCE
-    while not (found := [line for line in list(service.log)[before:] if "reload" in line]):
+    while not (reloads := [line for line in list(service.log)[before:] if "reload" in line]):
         assert time.monotonic() < ends
         service.log_grew.wait(0.1)
         service.log_grew.clear()
-    return found
+    return reloads

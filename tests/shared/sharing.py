@@ -29,10 +29,10 @@ SAMPLED = 24  # occurrences of a suffix from which on not all are read, if it is
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:
     """Return the path to each node."""
-    found: list[tuple[int, ...]] = []
+    sequences: list[tuple[int, ...]] = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return set(found)
+        sequences.append((*(sequences[parent] if parent >= 0 else ()), token))
+    return set(sequences)
 
 
 def drafted(store: Store, prompt: Document, group: str = "", max_nodes: int = 16) -> TokenTree:

@@ -376,12 +376,12 @@ class KnownGrammar:
         self.tokens = tokens
 
 
-def grammar_of_known(asked: KnownGrammar) -> Grammar:
+def grammar_of_known(known_grammar: KnownGrammar) -> Grammar:
     text = [b"%d" % token for token in range(VOCABULARY)]
-    return Grammar(GrammarDefinition(lambda: OneText(asked.tokens), text))
+    return Grammar(GrammarDefinition(lambda: OneText(known_grammar.tokens), text))
 
 
-def broken(asked: KnownGrammar) -> Grammar:
+def broken(known_grammar: KnownGrammar) -> Grammar:
     raise ValueError("not this one")
 
 

@@ -79,8 +79,8 @@ class Server:
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def generate(self, **sampling: Any) -> Any:
-        asked = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True, **sampling}
-        return self.ask("/generate", {"input_ids": PROMPT, "sampling_params": asked})
+        params = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True, **sampling}
+        return self.ask("/generate", {"input_ids": PROMPT, "sampling_params": params})
 
     def has(self, namespace: str, tokens: list[int]) -> bool:
         """Return whether a namespace of the memory has a text."""
