@@ -170,7 +170,7 @@ inline void locate(std::span<Search> searches, std::size_t groups,
       });
 }
 
-// Continue the searches that locate() stopped, each until `has_hit` tells whether the pattern occurs.
+// Continue the searches that locate() stopped, each until `has_hit` tells if the pattern occurs.
 inline void finish(std::span<Search> searches) {
   halve_together(
       searches, [](const Search& s) { return s.has_hit || s.low >= s.high; },
