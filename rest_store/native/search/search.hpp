@@ -156,7 +156,7 @@ inline void locate(std::span<Search> searches, std::size_t groups,
     s.low = s.base == 0 ? 0 : (s.base - 1) * kKeyStride + 1;
     s.hit = std::min(s.base * kKeyStride, shard.entry_count);
     s.has_hit = s.whole_in_key() && s.base < shard.key_count &&
-              shard.keys[s.base] <= s.greatest;  // the sampled suffix itself
+                shard.keys[s.base] <= s.greatest;  // the sampled suffix itself
     s.high = s.has_hit || s.whole_in_key()
                  ? s.hit
                  : std::min(keys_end(s, s.base) * kKeyStride, shard.entry_count);
