@@ -92,7 +92,7 @@ def shared_history() -> str:
 
 
 def attacked_history() -> str:
-    """The information of streamed answers' steps about other tenants."""
+    """Tokens a step of streamed answers, and the guesses that they allow about other tenants."""
     table_rows = []
     for row in results("privacy")["attack"]:
         speeds = row["tokens_per_step"]

@@ -28,7 +28,7 @@ _KIND = "Arrow file"
 
 
 def is_arrow(head: bytes) -> bool:
-    """Whether a file begins as a file or a stream of Arrow does."""
+    """Return whether a file begins as a file or a stream of Arrow does."""
     if head.startswith(_FILE_MAGIC):
         return True
     if not head.startswith(_STREAM_MARK) or len(head) < 8:

@@ -114,7 +114,7 @@ def detect_reader(file: BinaryIO, where: str, field: str | None, *, is_named: bo
 
 
 def has_magic(head: bytes) -> bool:
-    """Whether the first bytes of a file name the reader that it needs, or how it is compressed."""
+    """Return whether the first bytes of a file name its reader or its compression."""
     is_table = (
         head.startswith((PARQUET_MAGIC, SQLITE_MAGIC, *ZIP_MAGICS))
         or is_arrow(head)

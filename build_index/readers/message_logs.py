@@ -20,7 +20,7 @@ _SESSIONS = ("session_id", "sessionId", "conversation_id", "previous_response_id
 
 
 def is_message_log(record: Mapping[str, Any]) -> bool:
-    """Whether a record is a request to a model and the answer."""
+    """Return whether a record is a request to a model and the answer."""
     request, response = _halves(record)
     if not isinstance(request.get("messages"), list) and "input" not in request:
         return False
@@ -112,7 +112,7 @@ def _items(response: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _is_content(response: Mapping[str, Any]) -> bool:
-    """Whether a response is one of the Messages API."""
+    """Return whether a response is one of the Messages API."""
     return isinstance(response.get("content"), list) and response.get("role") == "assistant"
 
 

@@ -69,20 +69,20 @@ class Globs:
         self._excluded = compile_globs(exclude) if exclude else None
 
     def excludes(self, relative: str) -> bool:
-        """Whether a file or directory, by its path from the top, is left out."""
+        """Return whether a file or directory, by its path from the top, is left out."""
         if relative.rpartition("/")[2] in DEFAULT_EXCLUDES:
             return True
         return self._excluded is not None and self._excluded.fullmatch(relative) is not None
 
     def includes(self, relative: str, counts: CorpusCounts) -> bool:
-        """Whether a file is to be read; a file that is not is counted."""
+        """Return whether a file is to be read; a file that is not is counted."""
         if self._included is None or self._included.fullmatch(relative):
             return True
         counts.leave_out(LEFT_OUT)
         return False
 
     def choose(self, relative: str, counts: CorpusCounts) -> bool:
-        """Whether a file is to be read; this looks at its directories, too."""
+        """Return whether a file is to be read; this looks at its directories, too."""
         names = relative.split("/")
         if any(self.excludes("/".join(names[:depth])) for depth in range(1, len(names) + 1)):
             return False

@@ -86,7 +86,7 @@ def _conversation(text: str) -> list[Any] | None:
 
 
 def _is_bytes(record: object, field: str | None) -> bool:
-    """Whether the document of a record, or a field that may be one, is not UTF-8."""
+    """Return whether the document of a record, or a field that may be one, is not UTF-8."""
     if not isinstance(record, Mapping):
         return False
     chosen = field or known_field(record)

@@ -186,7 +186,7 @@ class _Clock:
         return time.perf_counter() >= self._end
 
     def __str__(self) -> str:
-        """The time that is left, in words; empty without a limit."""
+        """Return the time that is left, in words; empty without a limit."""
         if not self.has_limit:
             return ""
         seconds = max(0.0, self._end - time.perf_counter())

@@ -166,7 +166,7 @@ class Acceptance:
                 return tokens, nodes
 
     def _ends(self, row: Row) -> bool:
-        """Whether the last token of `row` meets a stopping criterion."""
+        """Return whether the last token of `row` meets a stopping criterion."""
         if self._stops.are_simple:
             return self._stops.after(row.tokens[-1], len(row.tokens))
         return self._stops.judge(row.ids(), tuple(row.scores) or None)

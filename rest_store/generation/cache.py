@@ -315,7 +315,7 @@ class TreeKVCache(Cache):
 
 
 def has_states(cache: Any) -> bool:
-    """Whether a layer of `cache` holds states of a recurrence or of a convolution.
+    """Return whether a layer of `cache` holds states of a recurrence or of a convolution.
 
     Only the layer classes of the seam count.
     """
@@ -332,7 +332,7 @@ def layers_with_states(cache: Any) -> set[int]:
 
 
 def holds_keys(cache: Cache) -> bool:
-    """Whether a layer of `cache` has keys, so that it knows how many tokens it holds."""
+    """Return whether a layer of `cache` has keys, so that it knows how many tokens it holds."""
     return not has_states(cache) or bool(_attention_layers(cache))
 
 

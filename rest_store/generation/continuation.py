@@ -81,7 +81,7 @@ def require_continuation(model: Any) -> None:
 
 
 def is_known(model: Any, families: Set[str] = EXACT) -> bool:
-    """Whether a model is of a family of transformers that is known to do so, or of others."""
+    """Return whether a model is of one of these families of transformers."""
     family = model.config.get_text_config(decoder=True).model_type
     return type(model).__module__.startswith("transformers.models.") and family in families
 

@@ -129,7 +129,7 @@ class Statistics:
         )
 
     def __str__(self) -> str:
-        """The pace and the speed in words."""
+        """Return the pace and the speed in words."""
         return f"{self.pace}, {self.tokens_per_second:.1f} tokens a second"
 
     @property
@@ -202,7 +202,7 @@ class GeneratorOutput:
         return ", ".join(f"{number} from {name}" for name, number in self.sources.items())
 
     def __str__(self) -> str:
-        """All this in a line, and the comparison, which then has the speed, in another."""
+        """Return all this in a line, and the comparison, which then has the speed, in another."""
         return self.words([self.statistics.no_gain])
 
     def words(self, remarks: Sequence[str]) -> str:

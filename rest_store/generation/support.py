@@ -173,7 +173,7 @@ def require_length(model: Any, length: float) -> None:
 
 
 def has_attention(config: Any) -> bool:
-    """Whether a layer attends to other tokens, so that their positions matter.
+    """Return whether a layer attends to other tokens, so that their positions matter.
 
     A recurrent one reads in order.
     """

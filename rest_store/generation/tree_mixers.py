@@ -307,7 +307,7 @@ class TreeMixers:
 
 
 def _reads_trees(forward: Callable[..., Any]) -> bool:
-    """Whether a `forward` calls only functions that we replace, with known parameters."""
+    """Return whether a `forward` calls only functions that we replace, with known parameters."""
     code = getattr(forward, "__code__", None)
     if code is None or "causal_conv1d_fn" not in code.co_names:
         return False
