@@ -221,7 +221,7 @@ def test_pieces_have_the_text_that_they_add(generator: rest_store.Generator) -> 
     ]
     assert len(pieces) == whole.statistics.forward_passes
     without = next(rest_store.Generator(generator.model).stream(prompts(1), **FIXED))
-    refused(ArgumentError, lambda: without.text, "expected Generator(model, tokenizer")
+    refused(ArgumentError, lambda: without.text, "use Generator(model, tokenizer")
 
 
 # --- References -----------------------------------------------------------------------------------
