@@ -251,7 +251,7 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
         "header is damaged": content.replace(b'"version"', b'"revision"', 1),
         "version is 9, expected 1": content.replace(b'"version": 1', b'"version": 9', 1),
         "the trees are damaged (Error": content[:-1],
-        "trees is damaged": content[:-8] + b"x" + content[-7:],
+        "the trees are damaged": content[:-8] + b"x" + content[-7:],
         "weights is": content.replace(b'"weights": [0.0', b'"weights": [NaN', 1),
         "weights is a str": content.replace(b"[0.0, 0.0, 0.0, 0.0, 0.0]", b'"0"', 1),
         "live_size is 99999": content.replace(b'"live_size": 0', b'"live_size": 99999', 1),
