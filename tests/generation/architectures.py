@@ -53,7 +53,7 @@ _SPREADS = (
     0.3,
     7.0,
 )  # that weights beside those of embeddings are multiplied by, until a text has several tokens
-_LONGEST_NOTE = 160
+_MAX_NOTE_LENGTH = 160
 
 
 class Outcome(NamedTuple):
@@ -95,7 +95,7 @@ def outcome_of(family: str) -> Outcome:
             family,
             _model_of(family),
             WRONG,
-            f"{type(error).__name__}: {first_line(error)}"[:_LONGEST_NOTE],
+            f"{type(error).__name__}: {first_line(error)}"[:_MAX_NOTE_LENGTH],
         )
 
 
@@ -109,7 +109,7 @@ def _outcome_of(family: str) -> Outcome:
     try:
         model, plain = _telling(family)
     except Exception as error:  # whatever a family raises because it is so small
-        return outcome(NOT_MADE, f"{type(error).__name__}: {first_line(error)}"[:_LONGEST_NOTE])
+        return outcome(NOT_MADE, f"{type(error).__name__}: {first_line(error)}"[:_MAX_NOTE_LENGTH])
     try:
         output, is_chain = _drafted(model, prompts(1), plain, "right")
     except REFUSALS as error:
