@@ -31,17 +31,22 @@ class Rollouts:
     """
 
     def __init__(self, sources=None, history=None, *, rows=1, references=32):
-        self.sources, self.history, self.rows, self.references = sources, history, rows, references
+        self.sources = sources
+        self.history = history
+        self.rows = rows
+        self.references = references
 
     def __call__(self, prompts, trainer):
         """Return prompts and samples as token ids.
 
         The prompts of a group are equal, and follow each other.
         """
-        model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        tokenizer = trainer.processing_class
         # Training may keep no cache.
         generator = rest_store.Generator(model.eval(), tokenizer, self.sources)
-        prompt_ids, completion_ids = [], []
+        prompt_ids = []
+        completion_ids = []
         chat = {"add_generation_prompt": True, "tokenize": False}
         texts = [tokenizer.apply_chat_template(prompt, **chat) for prompt in prompts]
         for text, group in groupby(texts):

@@ -112,7 +112,8 @@ def test_the_example_of_queries_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_example_of_generation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, folder = tmp_path / "rest_store", tmp_path / "first-hour"
+    source = tmp_path / "rest_store"
+    folder = tmp_path / "first-hour"
     source.mkdir(parents=True)
     (source / "lines.py").write_text("def read_lines(path):\n    return path.read_text()\n" * 20)
     folder.mkdir()
@@ -132,7 +133,8 @@ def test_the_example_of_generation_runs(
     shortest, first, second, _ = python_blocks(README)
     names: dict[str, Any] = {}
     exec(first, names)
-    output, model = names["output"], names["model"]
+    output = names["output"]
+    model = names["model"]
     assert output.comparison.identical
     assert capsys.readouterr().out == f"{output}\n"
     names["inputs"] = {"input_ids": output.sequences[:, : -output.statistics.tokens]}  # the prompt

@@ -45,7 +45,8 @@ def agent_means() -> str:
         return means(peers, "M", knows=knows, drafting=drafting)
 
     shares = find(ranking, knows=known, drafting="session", nodes=16)
-    best, first = shares["proposed"], shares["ranked first"]
+    best = shares["proposed"]
+    first = shares["ranked first"]
     shown = {
         "nothing known": (session("nothing"), "peers_agents"),
         "two runs of 35 other tasks": (session("others.jsonl"), "peers_agents"),

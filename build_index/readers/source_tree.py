@@ -197,7 +197,8 @@ class LocalCorpus:
             is_left_out = globs.excludes(prefix + part) or is_staging(Path(path))
             if is_link or is_left_out or (rules and rules.ignores(path, is_directory=True)):
                 return
-            directory, prefix = path, f"{prefix}{part}/"
+            directory = path
+            prefix = f"{prefix}{part}/"
         if name not in names:
             return
         with read_errors(f"{self.top}/{relative}"), os.scandir(directory) as scan:

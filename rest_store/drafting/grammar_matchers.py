@@ -90,7 +90,8 @@ class LlguidanceMatcher:
     def __init__(self, tokenizer: Any, grammar: str, matcher: Any = None) -> None:
         import llguidance
 
-        self._tokenizer, self._grammar = tokenizer, grammar
+        self._tokenizer = tokenizer
+        self._grammar = grammar
         self._matcher = llguidance.LLMatcher(tokenizer, grammar) if matcher is None else matcher
         self._size = int(tokenizer.vocab_size)
         self._ends = [int(end) for end in tokenizer.eos_tokens]
@@ -173,7 +174,8 @@ def open_grammar(
         import llguidance
 
     if isinstance(tokenizer, llguidance.LLTokenizer):
-        adapted, token_bytes = tokenizer, _token_bytes(tokenizer)
+        adapted = tokenizer
+        token_bytes = _token_bytes(tokenizer)
     else:
         adapted, token_bytes = _adapted(tokenizer, tuple(ends))
     if error := llguidance.LLMatcher.validate_grammar(compiled, adapted):

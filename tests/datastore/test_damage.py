@@ -165,7 +165,8 @@ def test_a_file_of_the_other_kind(directory: Path, kind: str, other: str) -> Non
 
 def swap_shards(directory: Path, other: Path) -> None:
     for kind in ("tokens", "suffixes"):
-        first, second = directory / f"shard-00000.{kind}", directory / f"shard-00001.{kind}"
+        first = directory / f"shard-00000.{kind}"
+        second = directory / f"shard-00001.{kind}"
         first.rename(other / "aside")
         second.rename(first)
         (other / "aside").rename(second)

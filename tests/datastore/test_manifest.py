@@ -122,7 +122,8 @@ def test_a_wrong_field(
 
 @pytest.mark.parametrize("place", ["nowhere", "a file", "an empty directory", "inside a file"])
 def test_no_datastore_at_the_path(tmp_path: Path, place: str) -> None:
-    path, actual = tmp_path / "ds", "absent (no such directory), expected a built one"
+    path = tmp_path / "ds"
+    actual = "absent (no such directory), expected a built one"
     if place == "a file":
         path.write_text("{}", encoding="utf-8")
         actual = "a file, expected its directory"

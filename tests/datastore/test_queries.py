@@ -182,5 +182,6 @@ def test_threads_whose_first_queries_coincide_get_equal_trees(
 
     with ThreadPoolExecutor(4) as threads:
         for _ in range(5):
-            fresh, together = Datastore.open(stores[-1].path), threading.Barrier(4)
+            fresh = Datastore.open(stores[-1].path)
+            together = threading.Barrier(4)
             assert list(threads.map(ask, [fresh] * 4, [together] * 4)) == [expected] * 4

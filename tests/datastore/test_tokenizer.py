@@ -68,7 +68,8 @@ def test_vocabulary_size_is_the_greatest_id_plus_one_over_added_tokens_too(bpe, 
 
 
 def test_merges_as_strings_and_as_pairs_have_the_same_fingerprint(bpe):
-    pairs, strings = copy.deepcopy(bpe), copy.deepcopy(bpe)
+    pairs = copy.deepcopy(bpe)
+    strings = copy.deepcopy(bpe)
     assert len(bpe["model"]["merges"]) > 20
     split = [
         merge.split(" ") if isinstance(merge, str) else merge for merge in bpe["model"]["merges"]
@@ -79,7 +80,8 @@ def test_merges_as_strings_and_as_pairs_have_the_same_fingerprint(bpe):
 
 
 def test_an_added_token_counts_once_whether_or_not_the_vocabulary_lists_it(bpe):
-    listed, not_listed = copy.deepcopy(bpe), copy.deepcopy(bpe)
+    listed = copy.deepcopy(bpe)
+    not_listed = copy.deepcopy(bpe)
     for token in bpe["added_tokens"]:
         listed["model"]["vocab"][token["content"]] = token["id"]
         not_listed["model"]["vocab"].pop(token["content"], None)
@@ -189,7 +191,8 @@ def test_what_differs_is_named(bpe, identity):
         " as in 'tiny'"
     )
     assert mismatch(identity, serialized(word_level(9))) == expected
-    renamed, swapped = copy.deepcopy(bpe), copy.deepcopy(bpe)
+    renamed = copy.deepcopy(bpe)
+    swapped = copy.deepcopy(bpe)
     CHANGES["an added token"][1](renamed)
     id_ = identity.added_tokens["<tool_call>"]
     actual = (

@@ -45,7 +45,8 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
     nodes = [data.draw(st.sampled_from([0, 1, 8, 16, 64])) for _ in texts]
     with tempfile.TemporaryDirectory() as directory:
         store = open_datastore(Path(directory), corpus)
-        together, alone = Calibration.default(), Calibration.default()
+        together = Calibration.default()
+        alone = Calibration.default()
 
         def opened(calibration: Calibration) -> list[DraftSession]:
             shared = [PromptLookup(), RecycledLogits(), store]
@@ -54,7 +55,8 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
                 for i, text in enumerate(texts)
             ]
 
-        batch, others = opened(together), opened(alone)
+        batch = opened(together)
+        others = opened(alone)
         for step in range(3):
             trees = draft_all(batch, nodes, shape=shape)
             alike = [one.draft(most, shape=shape) for one, most in zip(others, nodes, strict=True)]

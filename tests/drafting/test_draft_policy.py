@@ -52,7 +52,8 @@ def test_an_unknown_machine_is_taken_to_be_an_ordinary_one() -> None:
 
 @pytest.mark.parametrize("cost", [cpu, heavy, saturated, jumping])
 def test_costs_are_learned(cost: Cost) -> None:
-    costs, chance = StepCosts(), np.random.default_rng(0)
+    costs = StepCosts()
+    chance = np.random.default_rng(0)
     for _ in range(100):
         drafted = int(chance.integers(0, 16)) * int(chance.random() < 0.9)
         costs.observe(drafted, cost(drafted) * chance.lognormal(0, 0.05))
@@ -68,7 +69,8 @@ def test_a_clock_that_stands_still_is_survived() -> None:
 
 
 def test_costs_follow_the_load() -> None:
-    costs, chance = StepCosts(), np.random.default_rng(0)
+    costs = StepCosts()
+    chance = np.random.default_rng(0)
     for cost in (cpu, saturated):
         for _ in range(400):
             drafted = int(chance.integers(0, 30))
@@ -97,7 +99,8 @@ def test_failed_promises_count_and_are_forgotten_in_time() -> None:
 
 
 def learned(cost: Cost) -> DraftPolicy:
-    policy, chance = DraftPolicy(), np.random.default_rng(0)
+    policy = DraftPolicy()
+    chance = np.random.default_rng(0)
     for _ in range(64):
         drafted = int(chance.integers(0, 16))
         policy.observe(drafted, cost(drafted))
@@ -153,9 +156,13 @@ def run(
         kept: part of the promised tokens that is accepted.
     """
     chance = np.random.default_rng(0)
-    tokens, milliseconds, requests = 0.0, 0.0, 0
+    tokens = 0.0
+    milliseconds = 0.0
+    requests = 0
     for _ in range(steps):
-        drafted, promised, time = 0, 0.0, 0.0
+        drafted = 0
+        promised = 0.0
+        time = 0.0
         asks = policy is not None and policy.wants_drafts()
         if policy is not None and asks:
             requests += 1
@@ -196,7 +203,8 @@ def test_promises_that_are_not_kept_cost_little(
     cost: Cost, likely: float, before: int, steps: int, part: float
 ) -> None:
     """The text is random, so that matches say nothing."""
-    policy, plain = DraftPolicy(), run(None, cost, likely, 0, steps)
+    policy = DraftPolicy()
+    plain = run(None, cost, likely, 0, steps)
     run(policy, cost, likely, 0.02, before, share=0.0)
     assert run(policy, cost, likely, 0.02, steps, share=0.0).speed >= part * plain.speed
 
@@ -260,7 +268,10 @@ def test_a_source_that_is_often_slow_is_asked_less_and_less(
     period: int, length: int, requests: float
 ) -> None:
     """The source brings one token a step, and costs 2.5 plain steps each time on average."""
-    policy, seconds, written, drafts = DraftPolicy(), 0.0, 0, 0
+    policy = DraftPolicy()
+    seconds = 0.0
+    written = 0
+    drafts = 0
     while written < length:
         asks = policy.wants_drafts()
         drafts += asks
@@ -289,7 +300,8 @@ def test_after_the_longest_pause_a_source_is_tried_again() -> None:
 @pytest.mark.parametrize(("gain", "seldom"), [(0.0, True), (0.2, True), (0.5, False)])
 def test_services_are_asked_while_they_bring_what_they_cost(gain: float, seldom: bool) -> None:
     """Services take 0.3 of a plain step, while all other sources draft on."""
-    policy, requests = DraftPolicy(), 0
+    policy = DraftPolicy()
+    requests = 0
     for _ in range(600):
         if policy.wants_drafts():
             services = policy.wants_services()
@@ -309,7 +321,8 @@ def some_slow(chance: Random) -> Callable[[], float]:
 @pytest.mark.parametrize("likely", [0.4, 0.6, 0.8])
 def test_other_work_on_the_machine_hardly_changes_what_is_drafted(likely: float) -> None:
     """M of a new policy's first 128 steps changes by a few percent, seldom by more."""
-    quiet, ratios = run(DraftPolicy(), cpu, likely, 0.1, 128).tokens, []
+    quiet = run(DraftPolicy(), cpu, likely, 0.1, 128).tokens
+    ratios = []
     for seed in range(24):
         factor = some_slow(Random(seed))
         loaded = run(DraftPolicy(), lambda drafted: cpu(drafted) * factor(), likely, 0.1, 128)
@@ -350,7 +363,9 @@ def rate(policy: DraftPolicy, right: float, size_of: Callable[[int], int]) -> fl
     """Tokens a second of long texts, if each draft token is right with this probability."""
     random = np.random.default_rng(0)
     seconds = policy.costs(64) / policy.reliability
-    tokens, time, waiting = 0, 0.0, 0
+    tokens = 0
+    time = 0.0
+    waiting = 0
     for _ in range(10_000):
         size = size_of(waiting)
         accepted = int(random.geometric(1 - right)) - 1

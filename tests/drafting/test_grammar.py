@@ -156,7 +156,8 @@ class Broken(TextsMatcher):
             raise RuntimeError("no more")
         self.steps.pop()
         forked = Broken(self.steps)
-        forked.written, forked.ended = self.written, self.ended
+        forked.written = self.written
+        forked.ended = self.ended
         return forked
 
 
@@ -225,7 +226,8 @@ def test_batches_draft_as_sessions_alone() -> None:
             for some, prompt in zip(texts, prompts, strict=True)
         ]
 
-    together, alone = sessions(), sessions()
+    together = sessions()
+    alone = sessions()
     for token in (ID[b"{"], ID[b'"'], ID[b"name"]):
         assert draft_all(together, 12) == [session.draft(12) for session in alone]
         accept_all(together, [[token]] * 3)

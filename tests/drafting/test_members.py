@@ -51,10 +51,8 @@ def test_the_only_source_with_counts_drafts_elsewhere_what_it_would_draft_here(
     corpus = data.draw(corpora())
     text = [token for _ in range(2) for token in data.draw(contexts(corpus))][-60:]
     start = data.draw(st.integers(1, len(text)))
-    shape, costs = (
-        data.draw(st.sampled_from(["tree", "chain"])),
-        data.draw(st.sampled_from([None, [1, 1.1, 1.2, 1.5]])),
-    )
+    shape = data.draw(st.sampled_from(["tree", "chain"]))
+    costs = data.draw(st.sampled_from([None, [1, 1.1, 1.2, 1.5]]))
     with tempfile.TemporaryDirectory() as directory:
         store = open_datastore(Path(directory), corpus)
         here = DraftSession([store, PromptLookup(), RecycledLogits()], text[:start])
@@ -78,7 +76,8 @@ def test_trees_of_several_members_and_of_here_are_merged(data: st.DataObject) ->
     other = Corpus(corpus.vocabulary_size, [corpus.shards[0][:1]])
     text = data.draw(contexts(corpus))
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-        first, second = open_datastore(Path(one), corpus), open_datastore(Path(two), other)
+        first = open_datastore(Path(one), corpus)
+        second = open_datastore(Path(two), other)
         with DraftSession([PromptLookup(), Elsewhere([second]), first], text) as session:
             tree = session.draft(8)
             alone = [
@@ -107,7 +106,8 @@ MALFORMED: dict[str, Any] = {
 @pytest.mark.parametrize("actual", MALFORMED)
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_malformed_tree_costs_its_member_the_step(actual: str, others: int) -> None:
-    wrong, right = ScriptedSource(TREE, MALFORMED[actual], TREE), ScriptedSource(TREE)
+    wrong = ScriptedSource(TREE, MALFORMED[actual], TREE)
+    right = ScriptedSource(TREE)
     with DraftSession([wrong, *[right] * others], TEXT) as session:
         whole = session.draft(3)
         session.accept([5])
@@ -150,7 +150,8 @@ def test_origins_are_those_of_the_session(store: Datastore) -> None:
 
 
 def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
-    away, recycled = ScriptedSource(TREE), RecycledLogits()
+    away = ScriptedSource(TREE)
+    recycled = RecycledLogits()
     session = DraftSession([away, recycled], TEXT, learn=False, tokenizer=identity(300))
     settings = away.settings
     assert settings is not None
@@ -180,12 +181,10 @@ def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
 
 def test_each_member_gets_the_rows_of_its_own_tree(store: Datastore) -> None:
     """Nothing is known of nodes that are cut."""
-    one, other = (
-        ScriptedSource(scored([5, 6], [-1, 0], [0.5, 0.1])),
-        ScriptedSource(
-            scored([4, 5, 6], [-1, -1, 1], [0.9, 0.5, 0.3]),
-            scored([4, 5], [-1, -1], [0.9, 0.5]),
-        ),
+    one = ScriptedSource(scored([5, 6], [-1, 0], [0.5, 0.1]))
+    other = ScriptedSource(
+        scored([4, 5, 6], [-1, -1, 1], [0.9, 0.5, 0.3]),
+        scored([4, 5], [-1, -1], [0.9, 0.5]),
     )
     with DraftSession([one, other], TEXT) as session:
         tree = session.draft(3)
@@ -312,7 +311,8 @@ def test_no_step_waits_for_a_member_that_is_left_out(store: Datastore) -> None:
 def test_an_interrupt_passes_through_and_the_session_is_as_before(
     store: Datastore, interrupt: Any
 ) -> None:
-    before, away = ScriptedSource(TREE), ScriptedSource(TREE, interrupt, TREE)
+    before = ScriptedSource(TREE)
+    away = ScriptedSource(TREE, interrupt, TREE)
     with DraftSession([before, away, store], [1, 2]) as session:
         session.draft(8)
         with pytest.raises((KeyboardInterrupt, SystemExit)):

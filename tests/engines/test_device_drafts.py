@@ -28,7 +28,8 @@ def test_the_device_takes_the_draft_after_the_outcome() -> None:
     request = VllmRequest(NewRequest("a", [], 0), None)
     texts = torch.zeros(2, 10, dtype=torch.int32)
     texts[1, :4] = torch.tensor([3, 6, 6, 3])
-    rows, native = torch.tensor([1, 0]), torch.full((2, 2), 42)
+    rows = torch.tensor([1, 0])
+    native = torch.full((2, 2), 42)
     for new, expected, again in (
         ([7, 8, 1], [2, 42], [2, 42]),
         ([7, 8, 9], [42, 42], [42, 42]),  # foreseen, and nothing follows

@@ -15,7 +15,8 @@ from tests.engines.sglang import test_parameters as in_sglang
 from tests.engines.vllm import test_parameters as in_vllm
 from tests.shared.pages import PAGES, section
 
-SGLANG, VLLM = PAGES["docs/how-to/sglang.md"], PAGES["docs/how-to/vllm.md"]
+SGLANG = PAGES["docs/how-to/sglang.md"]
+VLLM = PAGES["docs/how-to/vllm.md"]
 
 
 def rows(page: str) -> dict[str, str]:

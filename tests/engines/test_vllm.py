@@ -42,7 +42,8 @@ def test_the_model_writes_the_same_in_fewer_steps(
     vllm: Vllm, place: str, tmp_path: Path, lag: bool, seed: int
 ) -> None:
     """Requests are read in chunks, preempted, and end a step before that is known."""
-    chance, memory = random.Random(seed), str(tmp_path / "memory")
+    chance = random.Random(seed)
+    memory = str(tmp_path / "memory")
     settings = {"datastores": [place], "remember": memory, "lag": lag}
     engine = Engine(
         vllm, settings, MODEL, chunk=chance.choice([3, 7, 1000]), ahead=chance.random() < 0.5
@@ -258,7 +259,8 @@ def test_a_fault_of_one_request_costs_that_one_its_drafts(
 
     monkeypatch.setattr(part, name, failing_for_one)
     outputs_are_plain(engine, batch_requests)
-    errors, accepted = totals(engine, "errors"), engine.accepted
+    errors = totals(engine, "errors")
+    accepted = engine.accepted
     assert set(errors) == {"propose"}
     alone = Engine(vllm, {"datastores": [place], "lag": lag}, MODEL)
     outputs_are_plain(alone, [Request([100, 101], 40)])

@@ -163,7 +163,8 @@ def test_sampled_rows_keep_a_heads_drafts_that_are_judged_by_its_logits(
         return made
 
     engine = Engine(start(head), {"datastores": [place]}, MODEL)
-    sampled, greedy = requests(0)[:4], requests(1)[:4]
+    sampled = requests(0)[:4]
+    greedy = requests(1)[:4]
     for request in sampled:
         request.settings["temperature"] = 0.7
     outputs_are_plain(engine, sampled)

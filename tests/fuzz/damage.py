@@ -168,7 +168,8 @@ def write_nonsense(chance: random.Random, path: Path, spare: Path) -> None:
         b"".join(chance.choice(alphabet).to_bytes(width, "big") for _ in range(positions - 1))
         + b"\xff" * width
     )
-    entries, bits = positions - count, entry_bits(positions)
+    entries = positions - count
+    bits = entry_bits(positions)
     order = [chance.randrange(2**bits) for _ in range(entries)]
     if chance.random() < 0.75:  # sorted, except for some
         order = sorted(range(positions), key=lambda position: symbols[width * position :])[:entries]
@@ -382,7 +383,10 @@ def require_bounds(store: Datastore, tree: TokenTree, limits: dict[str, int]) ->
     require_match_bounds(store, tree.match, limits["max_suffix"])
     if len(tree) == 0:
         return
-    tokens, parents, depths, counts = tree.tokens, tree.parents, tree.depths, tree.counts
+    tokens = tree.tokens
+    parents = tree.parents
+    depths = tree.depths
+    counts = tree.counts
     assert tree.match.length > 0
     assert 0 <= tokens.min() <= tokens.max() < store.vocabulary_size
     assert parents.min() >= -1

@@ -32,11 +32,9 @@ LOG.propagate = False
 
 def model_of(chance: random.Random) -> Model:
     """A model whose next token depends on the last few; a small alphabet makes it repeat."""
-    width, alphabet, seed = (
-        chance.randrange(1, 5),
-        chance.choice([2, 7, 300]),
-        chance.randrange(1000),
-    )
+    width = chance.randrange(1, 5)
+    alphabet = chance.choice([2, 7, 300])
+    seed = chance.randrange(1000)
     return lambda text: hash((seed, *text[-width:])) % alphabet
 
 
@@ -44,11 +42,9 @@ class Fuzzer(campaign.Fuzzer):
     """One batch from the first request to the last."""
 
     def run(self, chance: random.Random) -> Counter[str]:
-        model, longest, most = (
-            model_of(chance),
-            chance.choice([60, 120, 400]),
-            chance.randrange(1, 17),
-        )
+        model = model_of(chance)
+        longest = chance.choice([60, 120, 400])
+        most = chance.randrange(1, 17)
         batch = [_request(chance, longest) for _ in range(chance.randrange(1, 20))]
         shutil.rmtree(self.directory / "memory", ignore_errors=True)
         vllm = Vllm(identity(VOCABULARY))
@@ -73,11 +69,9 @@ class Fuzzer(campaign.Fuzzer):
                 "remember": str(self.directory / "memory"),
                 "lag": chance.random() < 0.5,
             }
-            rows, chunk, ahead = (
-                chance.randrange(1, 9),
-                chance.choice([5, 30, 1000]),
-                chance.random() < 0.5,
-            )
+            rows = chance.randrange(1, 9)
+            chunk = chance.choice([5, 30, 1000])
+            ahead = chance.random() < 0.5
             shapes: dict[str, Any] = {
                 "most": most,
                 "longest": longest,

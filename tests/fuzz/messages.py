@@ -188,7 +188,8 @@ class Victim:
         assert self._probe() == self.expected
         grown = self.service.resident_bytes() - self.memory
         assert grown < MEMORY, f"the service holds {grown >> 20} MiB more than at first"
-        new, self.read = self.service.log[self.read :], len(self.service.log)
+        new = self.service.log[self.read :]
+        self.read = len(self.service.log)
         defects = [line for line in new if "Traceback" in line or "internal" in line.lower()]
         assert not defects, "in the log: " + "".join(new[:40])
 
@@ -268,7 +269,8 @@ class Fuzzer(campaign.Fuzzer):
 
     def _clients(self, chance: random.Random) -> Counter[str]:
         # Of the relay's threads.
-        own, honesty = random.Random(chance.random()), chance.choice([0.2, 0.5, 0.9])
+        own = random.Random(chance.random())
+        honesty = chance.choice([0.2, 0.5, 0.9])
 
         def answer(name: str, true: bytes) -> bytes | None:
             if own.random() < honesty:

@@ -34,13 +34,11 @@ from rest_store.generation.seam import CACHE
 from tests.shared.families import family_model
 from tests.shared.tiny import SCRIPTS, Drafted, Scripted, futures_of, prompts
 
-TREES, CHAINS, REFUSED, NOT_MADE, WRONG = (
-    "equal, trees",
-    "equal, chains",
-    "refused",
-    "not made",
-    "wrong",
-)
+TREES = "equal, trees"
+CHAINS = "equal, chains"
+REFUSED = "refused"
+NOT_MADE = "not made"
+WRONG = "wrong"
 FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ROWS = 3

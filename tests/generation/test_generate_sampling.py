@@ -115,7 +115,8 @@ class Numbers(TorchDispatchMode):
 def test_a_token_of_a_large_batch_costs_what_one_of_a_small_batch_costs(
     options: dict[str, Any],
 ) -> None:
-    model, totals = tiny_model("llama"), []
+    model = tiny_model("llama")
+    totals = []
     for rows in (4, 32):
         with Numbers() as numbers:
             model.generate(

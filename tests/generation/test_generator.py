@@ -77,7 +77,8 @@ def test_a_streamer_gets_what_plain_decoding_gives_it(name: str) -> None:
 
 
 def test_two_streamers_or_one_for_several_rows_are_refused() -> None:
-    model, options = tiny_model("llama"), {**FIXED, "custom_generate": rest_store.generate}
+    model = tiny_model("llama")
+    options = {**FIXED, "custom_generate": rest_store.generate}
     both = {"streamer": Collected(), "stream_to": Collected()}
     message = "pass streamer or stream_to, not both"
     refused(NotSupportedError, lambda: model.generate(**prompts(1), **options, **both), message)
@@ -359,7 +360,8 @@ def test_datastores_of_another_tokenizer_are_refused(model_directory: Path, tmp_
 
 
 def test_an_interrupt_while_a_stream_is_read_ends_it_after_the_pass() -> None:
-    model, inputs = tiny_model("llama"), prompts(1)
+    model = tiny_model("llama")
+    inputs = prompts(1)
     cache = transformers.DynamicCache(config=model.config)
     seen: list[int] = []
 
@@ -383,7 +385,8 @@ def test_an_interrupt_while_a_stream_is_read_ends_it_after_the_pass() -> None:
 
 def test_a_stream_may_be_read_by_one_thread_after_the_other() -> None:
     """Web servers read generators in this way: each item in some thread of a pool."""
-    model, inputs = tiny_model("llama"), prompts(1)
+    model = tiny_model("llama")
+    inputs = prompts(1)
     plain = model.generate(**inputs, **FIXED)
     stream = rest_store.Generator(model, None, [rest_store.PromptLookup()]).stream(inputs, **FIXED)
     with ThreadPoolExecutor(4) as pool:

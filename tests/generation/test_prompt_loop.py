@@ -68,7 +68,8 @@ def test_bytes_that_are_no_text_are_read(model: Path) -> None:
 def test_on_a_terminal_an_interrupt_ends_the_text_and_the_end_of_input_the_loop(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines, written = iter(["for", "  ", "interrupted", "in"]), []
+    lines = iter(["for", "  ", "interrupted", "in"])
+    written = []
 
     class Interrupted:
         """Writes a text for a prompt, unless it is typed while Ctrl-C is."""

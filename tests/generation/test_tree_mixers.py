@@ -57,7 +57,8 @@ def decoded(model: Any, prompt: torch.Tensor, path: list[int]) -> torch.Tensor:
 def test_each_node_and_what_follows_an_accepted_path_are_as_decoded(family: str) -> None:
     model = tree_model_of(family)
     prompt = prompts(1, 9)["input_ids"]
-    tree, last = merge_paths(PATHS), 3
+    tree = merge_paths(PATHS)
+    last = 3
     verifier = make_verifier(model, read(model, prompt), 1 + len(tree))
     assert isinstance(verifier, StateTreeVerifier)
     logits = verifier.run([last], [tree], 1 + len(tree))[0]
@@ -85,7 +86,8 @@ def test_each_node_and_what_follows_an_accepted_path_are_as_decoded(family: str)
 def test_rows_accept_different_paths_and_rows_that_ended_stay() -> None:
     model = model_of("qwen3_5_text")
     prompt = prompts(3, 9, padded=False)["input_ids"]
-    empty, tree = merge_paths([]), merge_paths(PATHS)
+    empty = merge_paths([])
+    tree = merge_paths(PATHS)
     verifier = make_verifier(model, read(model, prompt), 1 + len(tree))
     verifier.run([3, 4, None], [tree, right([5, 6], None, 8), empty], 1 + len(tree))
     texts_of_nodes: list[list[int]] = [[]]

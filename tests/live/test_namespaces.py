@@ -26,7 +26,8 @@ def live(tmp_path: Path) -> Iterator[LiveDatastore]:
 
 
 def test_no_query_reads_the_documents_of_two_namespaces(live: LiveDatastore) -> None:
-    one, other = live.namespace("one"), live.namespace("other")
+    one = live.namespace("one")
+    other = live.namespace("other")
     live.add([[1, 2]], ["a"])
     one.add([[1, 3]], ["a"])
     assert other.add([[1, 4], [1, 4]], ["a", "b"]).added == ["a", "b"]

@@ -143,9 +143,11 @@ def test_several_datastores(
     connect: Callable[..., Any], service: Service, stores: dict[str, Datastore]
 ) -> None:
     client = connect(service.target, datastore=["two", "one"])
-    one, two = stores["one"], stores["two"]
+    one = stores["one"]
+    two = stores["two"]
     for context in ([1, 2, 3], [4, 5, 6, 4], [3, 4], [0], [299]):
-        first, second = two.draft(context), one.draft(context)
+        first = two.draft(context)
+        second = one.draft(context)
         best = second if second.match.length > first.match.length else first
         assert client.draft(context) == best
         assert client.draft_batch([context, [3]])[0] == best
@@ -173,7 +175,8 @@ def test_several_datastores(
 def test_info_says_what_is_served(
     client: Any, connect: Callable[..., Any], service: Service, stores: Any
 ) -> None:
-    actual, expected = client.info(), stores["one"].info()
+    actual = client.info()
+    expected = stores["one"].info()
     assert isinstance(actual, ServiceInfo)
     (described,) = actual.datastores
     for name in ("tokenizer", "token_count", "document_count", "shard_count", "size"):
@@ -260,7 +263,8 @@ def test_targets_are_checked(connect: Callable[..., Any], target: Any) -> None:
 def test_files_that_are_no_certificates_are_named(
     connect: Callable[..., Any], tmp_path: Path
 ) -> None:
-    made, garbage = Certificates.make(tmp_path / "made"), tmp_path / "garbage"
+    made = Certificates.make(tmp_path / "made")
+    garbage = tmp_path / "garbage"
     garbage.write_text("garbage")
     binary = tmp_path / "binary"
     binary.write_bytes(bytes(range(256)))  # as in the format DER
@@ -283,7 +287,8 @@ def test_files_that_are_no_certificates_are_named(
 def test_certificates_and_tokens(
     connect: Callable[..., Any], directories: dict[str, Path], tmp_path: Path
 ) -> None:
-    made, others = Certificates.make(tmp_path / "a"), Certificates.make(tmp_path / "b")
+    made = Certificates.make(tmp_path / "a")
+    others = Certificates.make(tmp_path / "b")
     (tmp_path / "tokens").write_text("secret\n")
     options = [
         *made.server,

@@ -74,7 +74,8 @@ def test_sessions_of_a_batch_have_a_stream_each(service: Service, numbers: Path)
             for source in (client, store)
         )
         for token in TOKENS:
-            actual, expected = draft_all(sessions, 8), draft_all(here, 8)
+            actual = draft_all(sessions, 8)
+            expected = draft_all(here, 8)
             assert [tree.tokens.tolist() for tree in actual] == [
                 tree.tokens.tolist() for tree in expected
             ]
@@ -171,7 +172,8 @@ def test_a_long_text_keeps_no_step_of_others_waiting(numbers: Path) -> None:
                 assert len(session.draft(8)) > 0
             opened.append(time.perf_counter() - began)
 
-        opening, seconds = threading.Thread(target=open_long), []
+        opening = threading.Thread(target=open_long)
+        seconds = []
         opening.start()
         while opening.is_alive():
             accept_all(sessions, [[3]] * 8)

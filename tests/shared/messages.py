@@ -203,7 +203,8 @@ def outcomes(channel: grpc.Channel, pairs: list[tuple[str, bytes]]) -> list[str]
     calls = [begin(channel, method, *twice(method, data)) for method, data in pairs]
     results = []
     for (method, data), call in zip(pairs, calls, strict=True):
-        stream, where = method in STREAMS, f"{method} {data!r}"
+        stream = method in STREAMS
+        where = f"{method} {data!r}"
         answers, code, reason = ending(call, stream=stream)
         if not stream:  # a session may be told something and asked nothing
             assert code != "OK" or len(answers) == 1, f"{where}: {len(answers)} answers"

@@ -21,9 +21,12 @@ Written = tuple[str, Document]  # group and tokens
 
 FEATURES = int(_kernel.FEATURES)
 # Columns of the table of candidates: of the best live datastore, and within them.
-BLOCK, RECYCLED = 16, 9
+BLOCK = 16
+RECYCLED = 9
 LIVE = FEATURES - RECYCLED - BLOCK
-LENGTH, SHARES, COUNTS = 0, 4, 10
+LENGTH = 0
+SHARES = 4
+COUNTS = 10
 SAMPLED = 24  # occurrences of a suffix from which on not all are read, if it is long
 
 

@@ -108,7 +108,8 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         self, batch: ScheduleBatch
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Return the arrays of the step, as `verify_arrays`; all ranks have those of the first."""
-        group, nodes = get_parallel().tp_group, self.draft_token_num
+        group = get_parallel().tp_group
+        nodes = self.draft_token_num
         if self._drafts is not None:
             is_ahead = self.enable_overlap and not batch.grammar_needs_sync()
             tokens, mask = self._drafts.arrays(batch, is_ahead=is_ahead)
@@ -137,7 +138,8 @@ def _no_corpora() -> ArgumentError:
 
 def _batch_drafts(target: TpModelWorker, nodes: int, shape: str) -> BatchDrafts:
     """Return drafts from the datastores that the settings name."""
-    model, size = target.model_config, int(target.model_config.vocab_size)
+    model = target.model_config
+    size = int(target.model_config.vocab_size)
     settings = read_settings()
     sources = EngineSources(
         settings,

@@ -75,7 +75,8 @@ def answers(
             "speculative_num_draft_tokens": 8,
             **server,
         }
-    requests_file, answered = place / "requests.json", place / "answers.json"
+    requests_file = place / "requests.json"
+    answered = place / "answers.json"
     requests_file.write_text(json.dumps({"server": {**SERVER, **server}, "rounds": rounds}))
     with (place / "log").open("w") as log:
         module = "tests.engines.sglang.engine"

@@ -34,7 +34,8 @@ class Server:
     """The block of the page, which is run as it is but for the model, the memory and the port."""
 
     def __init__(self, model: Path, place: Path, name: str = "log") -> None:
-        self.memory, self.log = place / "memory.ds", place / name
+        self.memory = place / "memory.ds"
+        self.log = place / name
         [block] = blocks(section(PAGES["docs/how-to/sglang.md"], "On a CPU"))
         prepare, _, script = block.text.strip().rpartition("\n")
         assert prepare == "make setup-sglang"

@@ -226,7 +226,8 @@ def test_tokens_of_a_prediction_are_counted(
 
     Where a step ends just before such a place, nothing of the other text is verified.
     """
-    own, other = texts[3], texts[5]
+    own = texts[3]
+    other = texts[5]
     prediction = [*requests[3].prompt, *own[:20], *other[:8], *own[20:43], *other[8:16]]
     prediction += [*own[43:64], *other[16:24]]
     # This namespace has not written the text: where it is remembered, memory is believed instead.
