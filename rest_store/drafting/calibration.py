@@ -67,7 +67,7 @@ class Calibration:
         except (TypeError, ValueError) as error:
             fault = _fault(error, "malformed")
             raise DataFileError(
-                describe("calibration", "gbdt", fault, "what Calibration.fit returns")
+                describe("calibration", "gbdt", fault, "the trees of Calibration.fit")
             ) from error
         try:
             if weights is not None:
@@ -226,7 +226,7 @@ def _arguments(
         DataFileError: the file is malformed.
     """
     if not content.startswith(_FIRST_LINE):
-        raise DataFileError(describe(where, "content", "something else", "a calibration"))
+        raise DataFileError(f"{where}: this is no calibration file")
     head, _, packed = content[len(_FIRST_LINE) :].partition(b"\n")
     try:
         fields = json.loads(head)
@@ -239,19 +239,15 @@ def _arguments(
     try:
         trees = zlib.decompress(packed)
     except zlib.error as error:
-        raise DataFileError(
-            describe(where, "trees", f"damaged ({error})", "compressed by zlib")
-        ) from error
-    sizes = {"live datastores": live_size, "steps without recycled logits": text_size}
-    for kind, size in sizes.items():
+        raise DataFileError(f"{where}: the trees are damaged ({error})") from error
+    sizes = {"live_size": live_size, "text_size": text_size}
+    for name, size in sizes.items():
         if not isinstance(size, int) or not 0 <= size < len(trees):
-            raise DataFileError(
-                describe(where, f"bytes of trees for {kind}", size, "as many as there are")
-            )
+            expected = f"0..{len(trees) - 1}, the bytes of the trees"
+            raise DataFileError(describe(where, name, size, expected))
     if live_size + text_size >= len(trees):
-        raise DataFileError(
-            describe(where, "bytes of trees", len(trees), f"more than {live_size + text_size}")
-        )
+        expected = f"more than live_size and text_size, {live_size + text_size}"
+        raise DataFileError(describe(where, "number of bytes of trees", len(trees), expected))
     if not isinstance(provenance, dict):
         raise DataFileError(describe(where, "provenance", repr(provenance)[:40], "a JSON object"))
     text = len(trees) - text_size

@@ -194,13 +194,13 @@ def test_workers_share_an_address_and_end_together(directory: Path) -> None:
 
 def test_workers_are_for_frozen_datastores_and_ports(directory: Path, tmp_path: Path) -> None:
     absent = str(tmp_path / "absent")
-    for arguments, status, found in (
+    for arguments, status, actual in (
         ([str(directory), "--live", str(tmp_path / "chat")], 2, "needs frozen datastores"),
         ([str(directory), "--listen", f"unix:{tmp_path}/socket"], 2, "and HOST:PORT to listen on"),
         ([absent], 1, "absent"),
     ):
         with (
-            pytest.raises(RuntimeError, match=f"(?s)status {status}.*{found}"),
+            pytest.raises(RuntimeError, match=f"(?s)status {status}.*{actual}"),
             running(options=["--workers", "2", *arguments]),
         ):
             pass
