@@ -77,6 +77,11 @@ def test_drafts_behind_the_end_of_a_text_do_not_count() -> None:
     assert path(tree, flat, ends=[1]) == [4, 5]
 
 
+def test_of_equally_likely_paths_the_first_of_the_tree_is_followed() -> None:
+    tree = merge_paths([[1, 5], [2, 5], [3, 5], [4]])
+    assert path(tree, torch.zeros(1 + len(tree), 6)) == [1, 5]
+
+
 # --- Generations ----------------------------------------------------------------------------------
 
 
