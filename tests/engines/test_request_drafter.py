@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -354,3 +355,33 @@ def test_a_service_that_brings_nothing_is_hardly_asked_and_the_rest_drafts_on(pl
     assert service is not None
     assert 0 < len(service.calls("receive")) < 20
     assert lengths[1] > 0.9 * lengths[0]
+
+
+def test_an_interrupt_passes_and_the_next_step_drafts(
+    drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    drafter.begin(NewRequest("a", [5, 6], 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(request_drafter, "draft_all", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            drafter.draft([StepRequest("a", NOTHING, 8)])
+    (tree,) = drafter.draft([StepRequest("a", NOTHING, 8)])
+    assert len(tree)
+    assert totals(drafter, "errors") == {}
+
+
+def test_its_thread_ends_with_it(place: str) -> None:
+    others = threading.enumerate()  # those of earlier tests may be about to end
+    drafter = drafter_with(datastores=[place])
+    (thread,) = [
+        running
+        for running in threading.enumerate()
+        if running.name == "rest-store" and running not in others
+    ]
+    drafter.close()
+    drafter.close()
+    thread.join(60)
+    assert not thread.is_alive()
