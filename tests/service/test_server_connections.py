@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -13,8 +14,11 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 
-from rest_store.service.server import admission
+from rest_store.service.address import Address
+from rest_store.service.server import admission, command, http_server
+from rest_store.service.server.http_server import HttpServer
 from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
@@ -204,3 +208,38 @@ def test_workers_are_for_frozen_datastores_and_ports(directory: Path, tmp_path: 
             running(options=["--workers", "2", *arguments]),
         ):
             pass
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"])
+def test_a_silent_client_of_the_metrics_is_ended(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_server._Handler, "timeout", 0.1)
+    server = HttpServer(Address.parse("127.0.0.1:0"), CollectorRegistry(), lambda: True)
+    try:
+        host, port = server.url.split("/")[2].split(":")
+        with socket.create_connection((host, int(port)), PATIENCE) as silent:
+            silent.sendall(sent)
+            assert silent.recv(1) == b""
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [
+        (1024, 4096, 4096),
+        (1024, 1 << 20, 1 << 16),
+        (1024, resource.RLIM_INFINITY, 1 << 16),
+        (1 << 17, 1 << 20, 1 << 17),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+    ],
+)
+def test_connections_do_not_use_up_the_files_that_a_service_may_open(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, expected: int | None
+) -> None:
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: made.append(limits))
+    command._allow_files()
+    assert made == ([] if expected is None else [(expected, hard)])
