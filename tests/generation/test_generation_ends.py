@@ -14,6 +14,7 @@ from transformers import DynamicCache
 import rest_store
 from rest_store.errors import NotSupportedError
 from rest_store.generation.seam import CACHE
+from rest_store.generation.stream import Stream
 from tests.shared.tiny import Drafted, Scripted, bushy, futures_of, prompts, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
@@ -133,6 +134,8 @@ def test_a_generation_that_is_refused_leaves_nothing_to_close(
     monkeypatch.setattr("sys.unraisablehook", raised.append)
     with pytest.raises(NotSupportedError):
         begun(tiny_model("llama"), prompts(1), num_beams=2)
+    with pytest.raises(TypeError):
+        Stream()  # type: ignore[call-arg]
     gc.collect()
     assert not raised
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import (
     LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
     SynthIDTextWatermarkingConfig,
     TemperatureLogitsWarper,
 )
@@ -128,6 +129,21 @@ def test_accepted_paths_are_written_and_the_token_behind_them_is_drawn(rows: int
         for place in (0, 4, 8, 12):
             token = torch.multinomial(torch.softmax(output.scores[place], dim=-1), 1)
             assert int(token) == int(text[0, place])
+
+
+def test_scores_are_those_of_the_text_that_was_written() -> None:
+    model, inputs = tiny_model("llama"), prompts(1)
+    paths = ([7, 8, 9], [7, 5], [11, 12])
+    options = {"repetition_penalty": 1.7, "output_scores": True, **EVERYTHING}
+    output = generate(model, inputs, *paths, **options)
+    assert output.statistics.drafts.accepted > 3
+    penalty = RepetitionPenaltyLogitsProcessor(1.7)
+    with torch.no_grad():
+        logits = model(output.sequences).logits
+    for place, scores in enumerate(output.scores):
+        end = 14 + place
+        expected = penalty(output.sequences[:, :end], logits[:, end - 1])
+        assert torch.allclose(scores, expected, atol=1e-4)
 
 
 def test_a_text_ends_within_an_accepted_path() -> None:

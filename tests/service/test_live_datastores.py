@@ -213,6 +213,9 @@ def test_figures(service: Service, client: DatastoreClient) -> None:
     found = metrics_of(service)
     assert found["rest_store_datastore_tokens", "chat"] == served.token_count
     assert found["rest_store_datastore_documents", "chat"] == served.document_count
+    assert found["rest_store_datastore_shards", "chat"] == served.shard_count
+    assert found["rest_store_datastore_size_bytes", "chat"] == served.size
+    assert found["rest_store_datastore_size_bytes", "a"] > 0
     assert found["rest_store_datastore_failing", "chat"] == 0
     assert ("rest_store_datastore_failing", "a") not in found
 
