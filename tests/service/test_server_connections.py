@@ -9,6 +9,7 @@ import resource
 import selectors
 import signal
 import socket
+import struct
 from pathlib import Path
 
 import grpc
@@ -208,6 +209,34 @@ def test_workers_are_for_frozen_datastores_and_ports(directory: Path, tmp_path: 
             running(options=["--workers", "2", *arguments]),
         ):
             pass
+
+
+def call_of(path: bytes) -> bytes:
+    """The bytes of a connection that calls `path`, without tables of fields (RFC 7541, 6.2.2)."""
+    fields = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"x"}
+    fields |= {b"te": b"trailers", b"content-type": b"application/grpc"}
+    block = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+        for name, value in fields.items()
+    )
+    return PREFACE + struct.pack(">I", len(block))[1:] + struct.pack(">BBI", 1, 4, 1) + block
+
+
+def test_a_method_whose_name_is_not_utf8_stops_nothing(directory: Path) -> None:
+    """From 1.84 on it stops the asyncio server of gRPC, and pyproject.toml names an older one."""
+    with (
+        running(directory) as service,
+        service.stub() as stub,
+        contextlib.ExitStack() as stack,
+    ):
+        talk = SessionTalk(stub)
+        talk.ask(OPENING)
+        for connection in connected(stack, service.target, 3):
+            connection.sendall(call_of(b"/\xff\xfe/x"))
+            connection.recv(4096)
+            talk.ask(step(3))
+            assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 1
+        talk.close()
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"])
