@@ -243,6 +243,7 @@ def test_a_method_whose_name_is_not_utf8_stops_nothing(directory: Path) -> None:
 def test_a_silent_client_of_the_metrics_is_ended(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
+    assert http_server._Handler.timeout == 10
     monkeypatch.setattr(http_server._Handler, "timeout", 0.1)
     server = HttpServer(Address.parse("127.0.0.1:0"), CollectorRegistry(), lambda: True)
     try:
