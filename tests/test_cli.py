@@ -234,12 +234,12 @@ def test_the_version_is_the_packages(
     assert capsys.readouterr().out == f"rest-build, version {rest_store.__version__}\n"
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "NONE"), ("INFO", "INFO")])
+@pytest.mark.parametrize(("variable", "expected"), [(None, "NONE"), ("INFO", "INFO")])
 def test_the_log_of_grpc_is_off_unless_it_is_asked_for(
-    given: str | None, expected: str, datastore: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str | None, expected: str, datastore: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GRPC_VERBOSITY", given or "")
-    if given is None:
+    monkeypatch.setenv("GRPC_VERBOSITY", variable or "")
+    if variable is None:
         monkeypatch.delenv("GRPC_VERBOSITY")
     assert run("info", datastore)[0] == 0
     assert os.environ["GRPC_VERBOSITY"] == expected

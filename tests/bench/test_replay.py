@@ -88,7 +88,7 @@ def test_walking_accepts_the_path_and_one_token() -> None:
 
         def draft(self, max_nodes: int) -> TokenTree:
             tokens = range(self.last + 1, self.last + 1 + max_nodes)
-            return TokenTree(list(tokens), range(-1, max_nodes - 1), [1] * max_nodes)  # type: ignore[arg-type]
+            return TokenTree(list(tokens), range(-1, max_nodes - 1), [1] * max_nodes)
 
         def accept(self, tokens: Any, top_k: Any) -> None:
             assert top_k is None

@@ -115,7 +115,7 @@ def test_bad_usage_is_status_2(arguments, message):
             {"--corpus": "~no-such-user"},
             "~no-such-user: corpus is absent, expected a file, a directory or an address",
         ),
-        ({"--corpus": ""}, "corpus: path is empty, expected one of a file or a directory"),
+        ({"--corpus": ""}, "corpus: path is empty, expected a file or a directory"),
         ({"--tokenizer": ""}, "tokenizer: name is empty, expected a tokenizer.json"),
         ({"--tokenizer": __file__}, "test_build_cli.py: tokenizer is "),
         ({"--tokenizer": "~no-such-user"}, "~no-such-user: tokenizer is absent"),
@@ -326,7 +326,9 @@ def test_a_build_loads_no_more_than_it_takes(corpus, out, tmp_path):
         "--corpus", corpus, "--tokenizer", gguf, "--out", out, "--quiet", before=before
     )
     assert (process.stdout, process.stderr) == ("set()\n", "")
-    script = "import sys, build_index.cli; print({'numpy', 'tokenizers'} & sys.modules.keys())"
+    script = (
+        "import sys, build_index.build_command; print({'numpy', 'tokenizers'} & sys.modules.keys())"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=True

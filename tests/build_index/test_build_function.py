@@ -84,7 +84,7 @@ def test_numbers_of_numpy_are_numbers(corpus: Path, tmp_path: Path) -> None:
         "max_documents": np.int32(3),
         "memory": np.int64(4 << 30),
     }
-    with rest_store.build(corpus, tmp_path / "tokenizer.json", tmp_path / "ds", **options) as store:  # type: ignore[arg-type]
+    with rest_store.build(corpus, tmp_path / "tokenizer.json", tmp_path / "ds", **options) as store:
         assert store.manifest.options["shard_tokens"] == 100
         assert store.manifest.corpora[0]["max_documents"] == 3
 
@@ -170,7 +170,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     (corpus / "a.zst").write_bytes(zstandard.compress(b"text"))
-    monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]  # to import is what is not installed
+    monkeypatch.setitem(sys.modules, package, None)
     expected = (
         rf"the package '{package}' is missing, expected it to be installed: pip install"
         r" 'rest-store\[build\]'"

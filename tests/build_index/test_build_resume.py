@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from build_index import build_plan, builder, shard_sorter, shard_tokens, slices, staging
+from build_index.build_command import summary_text
 from build_index.builder import build
-from build_index.cli import summary_text
 from build_index.corpus_spec import CorpusSpec
 from build_index.staging import finished_shards
 from build_index.tokenization import load_tokenizer

@@ -227,7 +227,7 @@ def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_not
     write_files(tmp_path / ".ds.building" / "datastore", {**NEW, "../plan.json": "{}"})
     assert finished_shards(tmp_path / "ds") == 1
 
-    def killed(self, kept):
+    def killed(self, shard):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Staging, "_remove_files", killed)

@@ -16,10 +16,10 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import flush
 from rest_store.drafting.session import DraftSession
 from rest_store.engines import request_drafter
+from rest_store.engines.engine_sources import EngineSources, RequestSources
 from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.scopes import Scope
-from rest_store.engines.sources import EngineSources, RequestSources
 from rest_store.live.namespace import Namespace
 from tests.shared.engine import (
     VOCABULARY,
@@ -154,9 +154,9 @@ def test_requests_draft_from_what_enough_groups_wrote(tmp_path: Path) -> None:
     drafter, accepted = drafter_with(remember=str(tmp_path / "memory"), shared_after=2), []
     memory = drafter._sources.target
     for number, group in enumerate(["one", "two", "two", "three", ""]):
-        before = totals(drafter, "source_accepted_tokens").get("memory", 0)
+        before = totals(drafter, "source_accepted_tokens").get("outputs", 0)
         write([request := Written(drafter, MODEL, f"{number}", [3, 4], group=group)], 12)
-        accepted.append(totals(drafter, "source_accepted_tokens").get("memory", 0) - before > 0)
+        accepted.append(totals(drafter, "source_accepted_tokens").get("outputs", 0) - before > 0)
         drafter.finish([request.id])
         assert flush(memory, None)
     assert accepted == [False, False, True, True, True]

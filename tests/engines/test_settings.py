@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rest_store.engines.settings import EngineSettings
+from rest_store.engines.engine_settings import EngineSettings
 from rest_store.errors import ArgumentError, ServeError
 
 WHERE = "additional_config.rest_store"

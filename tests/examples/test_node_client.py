@@ -73,11 +73,11 @@ def page_module() -> str:
     imports = "".join(
         f'import {{ {name} }} from "./{module}.js";\n' for module, name in names.items()
     )
-    given = (
+    arguments = (
         "declare const prompt: number[], output: number[], verify: (tree: Tree) =>"
         " Promise<number[]>;\n"
     )
-    return imports + given + snippet
+    return imports + arguments + snippet
 
 
 @pytest.fixture(scope="module")

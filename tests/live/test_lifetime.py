@@ -285,7 +285,7 @@ def test_a_session_follows_changes_and_goes_on_when_it_is_closed(tmp_path: Path)
         assert session.draft(4).tokens.tolist()[:1] == [5]
         live.close()
         assert session.draft(4).tokens.size == 0
-        assert session.statistics.dropped == {(str(live.path), "error"): 1}
+        assert session.statistics.omissions == {(str(live.path), "error"): 1}
         session.accept([5])
 
 

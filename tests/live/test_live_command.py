@@ -26,9 +26,9 @@ from rest_store.errors import (
     StorageError,
     WriterError,
 )
-from rest_store.live import check as live_check
-from rest_store.live.check import check_live
+from rest_store.live import live_check
 from rest_store.live.export import export
+from rest_store.live.live_check import check_live
 from tests.shared.builds import build_quick, write_jsonl, write_tokenizer
 from tests.shared.live import until
 from tests.shared.models import CHATML

@@ -73,15 +73,15 @@ def test_a_forked_process_is_told_to_make_its_own_client(service: Service) -> No
 @pytest.fixture
 def held() -> Iterator[tuple[str, threading.Event]]:
     """A service that answers no draft, and the event that it has been asked for one."""
-    asked, go_on = threading.Event(), threading.Event()
+    request_seen, go_on = threading.Event(), threading.Event()
 
     def answer() -> bytes:
-        asked.set()
+        request_seen.set()
         go_on.wait(PATIENCE)
         return b""
 
     impostor = Impostor(answer)
-    yield impostor.target, asked
+    yield impostor.target, request_seen
     go_on.set()
     impostor.server.stop(None).wait(PATIENCE)
 
@@ -89,23 +89,23 @@ def held() -> Iterator[tuple[str, threading.Event]]:
 def test_closing_a_client_ends_the_calls_of_other_threads(
     held: tuple[str, threading.Event],
 ) -> None:
-    target, asked = held
+    target, request_seen = held
     with DatastoreClient(target, timeout=PATIENCE) as client, ThreadPoolExecutor(1) as pool:
         client.info()
         calling = pool.submit(client.draft, [1])
-        assert asked.wait(PATIENCE)
+        assert request_seen.wait(PATIENCE)
         client.close()
         assert isinstance(calling.exception(PATIENCE), ServiceUnavailableError)
 
 
 def test_a_task_that_is_cancelled_stops_waiting(held: tuple[str, threading.Event]) -> None:
-    target, asked = held
+    target, request_seen = held
 
     async def converse() -> None:
         async with AsyncDatastoreClient(target, timeout=PATIENCE) as client:
             await client.info()
             calling = asyncio.ensure_future(client.draft([1]))
-            assert await asyncio.to_thread(asked.wait, PATIENCE)
+            assert await asyncio.to_thread(request_seen.wait, PATIENCE)
             calling.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await calling

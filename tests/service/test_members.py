@@ -130,7 +130,8 @@ def test_any_steps_give_the_trees_in_process(
         ) as there,
     ):
         for token in data.draw(st.lists(st.integers(0, 9), max_size=6)):
-            nodes, cost = data.draw(budgets), data.draw(costs)
+            nodes = data.draw(budgets)
+            cost = data.draw(costs)
             expected = here.draft(nodes, cost or None)
             tree = there.step(DraftOptions(nodes, np.array(cost)))
             assert tree.tokens.tolist() == expected.tokens.tolist()

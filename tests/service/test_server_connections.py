@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from rest_store.service.address import Address
-from rest_store.service.server import admission, command, http_server
+from rest_store.service.server import admission, http_server, serve_command
 from rest_store.service.server.http_server import HttpServer
 from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
@@ -199,13 +199,13 @@ def test_workers_share_an_address_and_end_together(directory: Path) -> None:
 
 def test_workers_are_for_frozen_datastores_and_ports(directory: Path, tmp_path: Path) -> None:
     absent = str(tmp_path / "absent")
-    for arguments, status, found in (
+    for arguments, status, actual in (
         ([str(directory), "--live", str(tmp_path / "chat")], 2, "needs frozen datastores"),
         ([str(directory), "--listen", f"unix:{tmp_path}/socket"], 2, "and HOST:PORT to listen on"),
         ([absent], 1, "absent"),
     ):
         with (
-            pytest.raises(RuntimeError, match=f"(?s)status {status}.*{found}"),
+            pytest.raises(RuntimeError, match=f"(?s)status {status}.*{actual}"),
             running(options=["--workers", "2", *arguments]),
         ):
             pass
@@ -271,5 +271,5 @@ def test_connections_do_not_use_up_the_files_that_a_service_may_open(
     made: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: made.append(limits))
-    command._allow_files()
+    serve_command._allow_files()
     assert made == ([] if expected is None else [(expected, hard)])

@@ -106,27 +106,27 @@ def test_metrics_count_what_happened(service: Service) -> None:
         talk = SessionTalk(stub)
         talk.ask(OPENING)
         talk.ask(step(3, 4))
-        found = metrics_of(service)
-        assert found["rest_store_streams",] == 1
+        actual = metrics_of(service)
+        assert actual["rest_store_streams",] == 1
         talk.close()
-    assert found["rest_store_requests_total", "OK", "Draft"] == 3
-    assert found["rest_store_requests_total", "INVALID_ARGUMENT", "Draft"] == 1
-    assert found["rest_store_requests_total", "OK", "DraftSession"] == 2
-    assert found["rest_store_request_seconds_bucket", "+Inf", "Draft"] == 3
-    assert found["rest_store_trees_total", "Draft"] == 3
-    assert found["rest_store_trees_total", "DraftSession"] == 2
-    assert found["rest_store_nodes_total", "Draft"] == sum(
+    assert actual["rest_store_requests_total", "OK", "Draft"] == 3
+    assert actual["rest_store_requests_total", "INVALID_ARGUMENT", "Draft"] == 1
+    assert actual["rest_store_requests_total", "OK", "DraftSession"] == 2
+    assert actual["rest_store_request_seconds_bucket", "+Inf", "Draft"] == 3
+    assert actual["rest_store_trees_total", "Draft"] == 3
+    assert actual["rest_store_trees_total", "DraftSession"] == 2
+    assert actual["rest_store_nodes_total", "Draft"] == sum(
         len(answer.trees[0].nodes) // 20 for answer in answers
     )
     assert (
-        found["rest_store_session_steps_total",],
-        found["rest_store_session_tokens_total",],
+        actual["rest_store_session_steps_total",],
+        actual["rest_store_session_tokens_total",],
     ) == (1, 2)
-    assert found["rest_store_in_flight",] == 0
-    assert found["rest_store_datastore_tokens", "served"] == 8
-    assert found["rest_store_datastore_readable", "served"] == 1
-    assert found["rest_store_build_info", rest_store.__version__] == 1
-    assert "process_resident_memory_bytes" in {name for name, *_ in found}
+    assert actual["rest_store_in_flight",] == 0
+    assert actual["rest_store_datastore_tokens", "served"] == 8
+    assert actual["rest_store_datastore_readable", "served"] == 1
+    assert actual["rest_store_build_info", rest_store.__version__] == 1
+    assert "process_resident_memory_bytes" in {name for name, *_ in actual}
 
 
 def test_a_rebuilt_datastore_is_taken_without_one_failed_request(

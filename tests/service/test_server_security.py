@@ -259,9 +259,9 @@ BAD_TOKEN_FILES = {
 }
 
 
-@pytest.mark.parametrize(("content", "found"), BAD_TOKEN_FILES.values(), ids=BAD_TOKEN_FILES)
-def test_a_bad_token_file_is_refused(tmp_path: Path, content: bytes | None, found: str) -> None:
+@pytest.mark.parametrize(("content", "actual"), BAD_TOKEN_FILES.values(), ids=BAD_TOKEN_FILES)
+def test_a_bad_token_file_is_refused(tmp_path: Path, content: bytes | None, actual: str) -> None:
     file = tmp_path / "tokens"
     if content is not None:
         file.write_bytes(content)
-    refused(ServeError, lambda: BearerTokens(file), f"{file}: {found}")
+    refused(ServeError, lambda: BearerTokens(file), f"{file}: {actual}")
