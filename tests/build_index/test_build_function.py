@@ -183,7 +183,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
 
 def test_paths_with_a_nul_are_refused_by_name(corpus: Path, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
-    expected = r"path is invalid \(a NUL\), expected one of a file or a directory"
+    expected = r"path is invalid \(a NUL\), expected a file or a directory"
     with pytest.raises(CorpusError, match=expected):
         rest_store.build("a\0b", tokenizer, tmp_path / "ds")
     with pytest.raises(OutputError, match=r"null byte"):
