@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import io
 import json
@@ -92,6 +93,10 @@ class _Group(Group):
                 line_end = "\n" if sys.stderr.isatty() else ""  # a terminal shows ^C
                 click.echo(f"{line_end}Error: interrupted", err=True)
                 context.exit(130)
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # the reader has gone, and click ends without a word
+                    raise
+                raise click.ClickException(one_line(str(error))) from error
 
 
 def _imported(name: str) -> click.Command:

@@ -211,6 +211,14 @@ def test_wheels_are_made_for_the_pythons_that_are_named(metadata: Message) -> No
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
 
 
+def test_both_architectures_have_a_runner() -> None:
+    text = (ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8")
+    job = yaml.safe_load(text)["jobs"]["wheels"]
+    runners = job["strategy"]["matrix"]["runner"]
+    assert sorted(runner.endswith("-arm") for runner in runners) == [False, True]
+    assert any("cibuildwheel" in step.get("run", "") for step in job["steps"])
+
+
 # --- Versions -------------------------------------------------------------------------------------
 
 

@@ -231,6 +231,17 @@ def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Rec
     assert read_recordings(path, lambda prompt, answer: ([1, 2], [3]))[0].output.tolist() == [3]
 
 
+def test_a_damaged_gz_is_refused(tmp_path: Path) -> None:
+    rows = (f'{{"prompt": [{number}], "output": [2]}}\n' for number in range(9999))
+    content = gzip.compress("".join(rows).encode())
+    flipped = bytearray(content)
+    flipped[200:260] = bytes(byte ^ 255 for byte in content[200:260])
+    path = tmp_path / "recordings.jsonl.gz"
+    for damaged in (bytes(flipped), content[:-100]):
+        path.write_bytes(damaged)
+        refused(DataFileError, lambda: read_recordings(path), f"{path}: file is unreadable")
+
+
 def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:
     common = [
         "--recordings",

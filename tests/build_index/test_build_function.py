@@ -20,6 +20,7 @@ from rest_store.errors import (
     CorpusNotFoundError,
     MemoryBudgetError,
     MissingExtraError,
+    OutputError,
     TokenizerLoadError,
 )
 from tests.shared.builds import contents, documents, write_jsonl, write_tokenizer
@@ -178,3 +179,12 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
         rest_store.build(
             corpus, tmp_path / "tokenizer.json", tmp_path / "ds", include="*.zst", memory="4G"
         )
+
+
+def test_paths_with_a_nul_are_refused_by_name(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    expected = r"path is invalid \(a NUL\), expected a file or a directory"
+    with pytest.raises(CorpusError, match=expected):
+        rest_store.build("a\0b", tokenizer, tmp_path / "ds")
+    with pytest.raises(OutputError, match=r"null byte"):
+        rest_store.build(corpus, tokenizer, "a\0b")

@@ -213,6 +213,18 @@ def test_copies_of_the_default_learn_on_their_own() -> None:
     assert other.provenance == Calibration.default().provenance != one.provenance
 
 
+def test_constant_features_can_be_fitted() -> None:
+    features, labels, ends = places(5, 300)
+    fitted = Calibration.fit(np.zeros_like(features), labels, ends, trees=3)
+    assert np.isfinite(log_odds(fitted, features)).all()
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    refused(DataFileError, lambda: Calibration.default().save(tmp_path / "folder"), "not written")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
 def test_great_log_odds_do_not_overflow() -> None:
     with DraftSession(
         [PromptLookup()], [1, 2, 3, 1, 2, 4, 1, 2], calibration=Calibration(gbdt(base=300))

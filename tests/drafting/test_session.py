@@ -394,3 +394,12 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     session.close()
     refused(SessionClosedError, lambda: session.draft(), "closed")
     refused(SessionClosedError, lambda: session.accept([1]), "closed")
+
+
+def test_recycled_logits_are_bounded() -> None:
+    recycled = RecycledLogits()
+    chance = np.random.default_rng(1)
+    with DraftSession([recycled], prompt=[1]) as session:
+        session.accept(chance.integers(0, 2**20, 80_000), chance.integers(0, 2**20, (80_000, 8)))
+        assert 100_000 < len(recycled) <= 131_072
+        session.draft()

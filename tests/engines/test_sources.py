@@ -221,6 +221,12 @@ def test_a_service_that_is_away_is_done_without(
     assert accepted["prompt"] > 0, "the prompt is drafted from all the same"
 
 
+def test_a_memory_that_is_there_needs_no_tokenizer(tmp_path: Path) -> None:
+    memory = tmp_path / "m"
+    LiveDatastore.open(memory, tokenizer=identity(VOCABULARY)).close()
+    opened(remember=str(memory)).close()
+
+
 def test_references_are_texts_or_tokens() -> None:
     tokenizer = SimpleNamespace(
         identity=identity(VOCABULARY), encode=lambda text, add_special_tokens: [7, len(text)]

@@ -270,3 +270,12 @@ def test_a_tree_is_cut_to_its_likeliest_path_where_a_chain_is_asked_for() -> Non
     assert shortened(chain, 1).tokens.tolist() == [6]
     assert shortened(chain, 2) is chain
     assert len(shortened(chain, 0)) == 0
+
+
+def test_without_draft_tokens_nothing_is_asked_for() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, **FIXED)
+    output = drafted(model, inputs, plain, right, **FIXED, max_nodes=0)
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.requested == 0

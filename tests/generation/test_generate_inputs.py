@@ -30,6 +30,27 @@ def ways(texts: torch.Tensor) -> dict[str, Any]:
     }
 
 
+class Wrapped(torch.nn.Module):
+    """Embeddings inside another module, which has no number of them."""
+
+    def __init__(self, embeddings: torch.nn.Module) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return self.embeddings(ids)
+
+
+def test_embeddings_may_be_wrapped() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(2)
+    plain = model.generate(**inputs, **FIXED)
+    model.set_input_embeddings(Wrapped(model.get_input_embeddings()))
+    output = model.generate(**inputs, **FIXED, **ways(plain))
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.accepted > 0
+
+
 # --- A cache that is filled already ---------------------------------------------------------------
 
 

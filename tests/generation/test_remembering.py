@@ -369,3 +369,28 @@ def test_what_takes_no_documents_is_refused_at_once(model: Any, target: Any, act
         f"generate: remember is {actual}",
     )
     refused(SourceError, lambda: rest_store.Generator(model, remember=target), actual)
+
+
+def test_outputs_of_a_few_tokens_are_not_worth_a_document(model: Any) -> None:
+    target = Kept()
+    counts = write(model, prompts(1), remember=target, max_new_tokens=3).statistics.remembered
+    assert flush(target)
+    assert (target.documents, counts.ids, counts.dropped) == ([], [], 0)
+
+
+def test_warnings_that_are_errors_are_none_of_the_generation(model: Any) -> None:
+    """The filter of all tests here is "error"."""
+    assert write_and_wait(model, prompts(1), Failing()).statistics.remembered.dropped == 1
+
+
+def test_where_no_thread_can_be_started_outputs_are_counted(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(remembering._Queue, "start", start)
+    with pytest.warns(DraftingWarning, match="can't start new thread"):
+        counts = write(model, prompts(1), remember=Kept()).statistics.remembered
+    assert counts.dropped == 1
+    assert not remembering._queues

@@ -6,15 +6,18 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rest_store.errors import ServiceUnavailableError
 from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
+from rest_store.service.client.stream_call import StreamCall
 from tests.shared.clients import Impostor
 from tests.shared.services import PATIENCE, Service, running
 
@@ -117,3 +120,50 @@ def test_what_is_to_be_written_first_is_called_once_before_the_end(service: Serv
         client.before_close(calls.append)
     client.close()
     assert calls == [client]
+
+
+class Flood:
+    """A call that answers without being asked, until it is cancelled or one is not taken."""
+
+    def __init__(self, deserialize: Callable[[bytes], bytes | None]) -> None:
+        self.deserialize = deserialize
+        self.sent = 0
+        self.is_cancelled = False
+
+    def __iter__(self) -> Flood:
+        return self
+
+    def __next__(self) -> bytes:
+        if self.is_cancelled or self.sent > 10_000:
+            raise StopIteration
+        self.sent += 1
+        answer = self.deserialize(b"x")
+        if answer is None:  # gRPC ends the call
+            raise StopIteration
+        return answer
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+def test_a_service_that_sends_without_being_asked_fills_no_memory_of_the_client() -> None:
+    floods: list[Flood] = []
+
+    class Channel:
+        def stream_stream(self, _: str, __: None, deserialize: Any) -> Any:
+            floods.append(Flood(deserialize))
+            return lambda *_, **__: floods[0]
+
+    channel: Any = Channel()
+    call = StreamCall(channel, "DraftSession", (), "peer")
+    answers: list[bytes] = []
+
+    def read() -> None:
+        while (answer := call.receive(time.monotonic() + PATIENCE)) is not None:
+            answers.append(answer)
+
+    with pytest.raises(ServiceUnavailableError, match="peer: service ended the stream"):
+        read()
+    assert 0 < len(answers) < 1000
+    assert floods[0].sent <= len(answers) + 1
+    call.close()

@@ -16,7 +16,7 @@ import pytest
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.session import DraftSession
-from rest_store.errors import MessageSizeError, StorageError, WriterError
+from rest_store.errors import MessageSizeError, ProtocolError, StorageError, WriterError
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
@@ -139,6 +139,17 @@ def test_a_retry_adds_nothing_twice(kind: Any, service: Service) -> None:
             assert client.count(text) == 0
 
 
+def test_answers_of_a_faulty_service_are_refused(service: Service) -> None:
+    changed = {
+        "Add": pb.AddResponse(added=["other"]).SerializeToString(),
+        "Delete": pb.DeleteResponse(deleted=2).SerializeToString(),
+    }
+    relay = Relay(service.target, lambda name, data: changed.get(name, data))
+    with relay, DatastoreClient(relay.target, datastore="chat", timeout=PATIENCE) as client:
+        refused(ProtocolError, lambda: client.add([[1, 2]]), "documents that were not sent")
+        refused(ProtocolError, lambda: client.delete(["x"]), "is 2, expected at most 1")
+
+
 def test_a_kill_loses_nothing_that_was_acknowledged(directory: Path, tmp_path: Path) -> None:
     texts = [phrase() for _ in range(20)]
     with (
@@ -213,6 +224,9 @@ def test_figures(service: Service, client: DatastoreClient) -> None:
     actual = metrics_of(service)
     assert actual["rest_store_datastore_tokens", "chat"] == served.token_count
     assert actual["rest_store_datastore_documents", "chat"] == served.document_count
+    assert actual["rest_store_datastore_shards", "chat"] == served.shard_count
+    assert actual["rest_store_datastore_size_bytes", "chat"] == served.size
+    assert actual["rest_store_datastore_size_bytes", "a"] > 0
     assert actual["rest_store_datastore_failing", "chat"] == 0
     assert ("rest_store_datastore_failing", "a") not in actual
 

@@ -202,6 +202,19 @@ def test_a_client_of_frozen_datastores_has_to_name_a_live_one(service: Service) 
         assert client.delete(client.add([[1]], datastore="chat"), datastore="chat") == 1
 
 
+def test_of_several_live_datastores_one_is_named_to_write_to(tmp_path: Path) -> None:
+    options = [part for name in "ab" for part in ("--live", f"{name}={tmp_path / name}")]
+    for name in "ab":
+        LiveDatastore.open(tmp_path / name, tokenizer=identity(300)).close()
+    with (
+        running(options=options) as service,
+        DatastoreClient(service.target, timeout=PATIENCE) as client,
+    ):
+        expected = "not named, and 2 are live, expected the name of a live one"
+        refused(UnknownDatastoreError, lambda: client.add([[1]]), expected)
+        assert len(client.add([[1]], datastore="b")) == 1
+
+
 def removal(*ids: str) -> pb.DeleteRequest:
     return pb.DeleteRequest(datastore="chat", ids=ids)
 

@@ -211,6 +211,11 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     refused(ArgumentError, lambda: parse_target(text), ascii(text))
 
 
+def test_a_path_too_long_for_a_socket_is_refused() -> None:
+    refused(ServeError, lambda: Address.parse("unix:/" + "x" * 107), "108 bytes long")
+    assert Address.parse("unix:/" + "x" * 106).path is not None
+
+
 BAD_TOKENS = {
     "newline": "secret\n",
     "blank before": " secret",

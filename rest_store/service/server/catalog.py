@@ -222,7 +222,7 @@ class Catalog:
         require_few("datastores named", len(names), max_names)
         if len({served.fingerprint for served in selected}) > 1:
             raise TokenizerMismatchError(
-                "request: the datastores have several tokenizers; name some with the same one"
+                "request: the datastores have several tokenizers, expected one: name datastores"
             )
         if any(served.store.is_live for served in selected):
             grant.require_namespace(selection.namespace)
