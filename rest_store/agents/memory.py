@@ -33,10 +33,10 @@ from rest_store.live.directory import is_live
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.loading.local_path import local_path
 
-_BATCH_CHARACTERS = 1 << 23  # read before they are added; smaller additions are merged more often
-_BATCH_FILES = 1 << 12
+# Read before they are added. Each addition becomes a segment, and small ones are sorted once more.
+_BATCH_CHARACTERS = 1 << 24
+_BATCH_FILES = 1 << 14
 _MAX_GROUP = 200  # characters of a session's name
-_QUICK_TOKENS = 1 << 17  # of a segment that is sorted anew at once, in about a tenth of a second
 _RACY_NANOSECONDS = 100_000_000  # in which a file may be written twice without another time
 
 
@@ -150,7 +150,7 @@ class AgentMemory:
         return Place(corpus, corpus.source)
 
     def sync(self, place: Place, paths: Iterable[str] = ("",)) -> None:
-        """Make the memory hold the texts of files: changed ones are read, absent ones discarded.
+        """Make the memory hold the texts of files: changed ones are read, absent ones forgotten.
 
         Args:
             place: that they are in.
@@ -164,7 +164,7 @@ class AgentMemory:
         self.store(self._changes(place, paths))
 
     def store(self, changes: Iterable[Texts]) -> None:
-        """Store the texts of files, and discard those that they replace as far as that is quick."""
+        """Store the texts of files; those that they replace are discarded by `discard`."""
         batch: list[Texts] = []
         size = 0
         for texts in changes:
@@ -175,21 +175,12 @@ class AgentMemory:
                 batch, size = [], 0
         if batch:
             self._store(batch)
-        self.discard(max_tokens=_QUICK_TOKENS)
 
-    def discard(self, *, max_tokens: int | None = None) -> int:
-        """Discard documents that were replaced; return how many are left.
-
-        Args:
-            max_tokens: of a segment that is sorted anew for it; None: all are.
-        """
-        remaining = 0
+    def discard(self) -> None:
+        """Discard documents that were replaced, also those of a run that was killed."""
         for namespace, ids in self._record.discarded().items():
-            left = self.live.namespace(namespace).discard(ids, max_tokens=max_tokens)
-            self._record.forget(namespace, sorted({*ids} - {*left}))
-            self.discarded += len(ids) - len(left)
-            remaining += len(left)
-        return remaining
+            self.discarded += self.live.namespace(namespace).discard(ids)
+            self._record.forget(namespace, ids)
 
     def known(self, name: str) -> dict[str, str]:
         """Return the versions of the files that are known below a name."""

@@ -309,7 +309,7 @@ class Replica:
         self._wait(number)
         return count
 
-    def discard(self, ids: Sequence[str], namespace: str, max_positions: int | None) -> list[str]:
+    def discard(self, ids: Sequence[str], namespace: str) -> int:
         """Raise WriterError, since segments are the upstream's."""
         raise WriterError(
             f"{self.location}: documents cannot be discarded on a replica; delete them, or discard"

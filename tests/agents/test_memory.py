@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from rest_store.agents import memory as memory_module
 from rest_store.agents.history import repository_of, sync_history
 from rest_store.agents.memory import AgentMemory
 from rest_store.drafting.session import DraftSession
@@ -102,16 +101,10 @@ def test_a_document_that_comes_back_before_it_is_discarded_stays(tree, place, to
     text = (tree / "a.py").read_text()
     with remember(place, tokenizer, tree) as memory:
         here = memory.place(str(tree))
-        memory_module_limit = memory_module._QUICK_TOKENS
-        memory_module._QUICK_TOKENS = 1
-        try:
-            memory.live.compact()
-            (tree / "a.py").write_text("x = 1\n")
-            memory.sync(here)
-            (tree / "a.py").write_text(text)
-            memory.sync(here)
-        finally:
-            memory_module._QUICK_TOKENS = memory_module_limit
+        (tree / "a.py").write_text("x = 1\n")
+        memory.sync(here)
+        (tree / "a.py").write_text(text)
+        memory.sync(here)
         memory.discard()
         assert texts_in(memory.live, "files") == tree_texts(tree)
 
@@ -128,6 +121,7 @@ def test_one_path_can_be_looked_at(tree, place, tokenizer, relative):
         changed = {"a.py": 1, "src": 2, "src/deep": 1, "src/deep/c.py": 1}.get(relative, 0)
         assert memory.added == 4 + changed
         memory.sync(here)
+        memory.discard()
         assert texts_in(memory.live, "files") == tree_texts(tree)
 
 
