@@ -126,9 +126,9 @@ def segments_to_merge(
     """Return consecutive segments that are to become one; [] if there are none.
 
     The oldest one of a run is no larger than four times all newer ones together. If it is a large
-    one, it is at most a third of them. So sizes grow geometrically with age: there are few
-    segments, and each token is sorted a logarithmic number of times, in large segments twice or
-    three times.
+    one, it is at most a third of them, or as large as they are if no more would fit. So sizes grow
+    geometrically with age: there are few segments, and each token is sorted a logarithmic number of
+    times, in large segments twice or three times.
 
     Args:
         segments: the segments of a namespace in files, oldest first.
@@ -144,7 +144,7 @@ def segments_to_merge(
                 break
             if not retention.allows_times(older.oldest, segments[end - 1].newest):
                 break
-            if whole or _may_join(older, positions):
+            if whole or _may_join(older, positions, retention.max_segment_positions):
                 first = start
             elif older.position_count < _LARGE_POSITIONS:
                 break  # a large one waits for more; those before it may be due by then
@@ -154,8 +154,17 @@ def segments_to_merge(
     return []
 
 
-def _may_join(older: Segment, positions: int) -> bool:
-    """Return whether a segment may become one with newer ones that have so many positions."""
-    if older.position_count >= _LARGE_POSITIONS:
-        return _LARGE_WAIT_RATIO * older.position_count <= positions
-    return older.position_count <= _MAX_SIZE_RATIO * positions
+def _may_join(older: Segment, positions: int, max_positions: int) -> bool:
+    """Return whether a segment may become one with newer ones that have so many positions.
+
+    Args:
+        older: the segment, no larger than `max_positions` together with the newer ones.
+        positions: of the newer ones together.
+        max_positions: the most positions of a segment.
+    """
+    size = older.position_count
+    if size < _LARGE_POSITIONS:
+        return size <= _MAX_SIZE_RATIO * positions
+    if 2 * size + positions > max_positions:  # as large as segments of this size can become
+        return size <= positions
+    return _LARGE_WAIT_RATIO * size <= positions

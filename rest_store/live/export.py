@@ -46,7 +46,9 @@ def export(live: Namespace, out: Path) -> Datastore:
         for number, view in enumerate(views):
             _require_undamaged(view)
             name = shard_name(number)
-            write_shard(sorted_view(view), staging.datastore, name, live.vocabulary_size, durable=True)
+            write_shard(
+                sorted_view(view), staging.datastore, name, live.vocabulary_size, durable=True
+            )
             shards.append(ShardRecord.from_shard(name, Shard.open(staging.datastore, name)))
         tokenizer_sha256 = None
         tokenizer_path = live.path / TOKENIZER_FILE_NAME
