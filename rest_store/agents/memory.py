@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -164,17 +165,27 @@ class AgentMemory:
         self.store(self._changes(place, paths))
 
     def store(self, changes: Iterable[Texts]) -> None:
-        """Store the texts of files; those that they replace are discarded by `discard`."""
+        """Store the texts of files; those that they replace are discarded by `discard`.
+
+        While some are stored, by another thread, the next ones are read.
+        """
         batch: list[Texts] = []
         size = 0
-        for texts in changes:
-            batch.append(texts)
-            size += sum(document.size for document in texts.documents.values())
-            if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_FILES:
-                self._store(batch)
-                batch, size = [], 0
+        storing: Future[CorpusCounts] | None = None
+        with ThreadPoolExecutor(1) as thread:
+            for texts in changes:
+                batch.append(texts)
+                size += sum(document.size for document in texts.documents.values())
+                if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_FILES:
+                    if storing is not None:
+                        self.counts.add(storing.result())
+                    storing = thread.submit(self._store, batch)
+                    batch = []
+                    size = 0
+            if storing is not None:
+                self.counts.add(storing.result())
         if batch:
-            self._store(batch)
+            self.counts.add(self._store(batch))
 
     def discard(self) -> None:
         """Discard documents that were replaced, also those of a run that was killed."""
@@ -254,10 +265,12 @@ class AgentMemory:
 
     # --- Storing ----------------------------------------------------------------------------------
 
-    def _store(self, batch: Sequence[Texts]) -> None:
+    def _store(self, batch: Sequence[Texts]) -> CorpusCounts:
+        """Store texts; return the counts of those that are left out."""
         new = {key: document for texts in batch for key, document in texts.documents.items()}
         absent = {key: new[key] for key in new.keys() - self._record.stored(new)}
-        encoded = self._encoded(absent)
+        counts = CorpusCounts()
+        encoded = self._encoded(absent, counts)
         refused = absent.keys() - encoded.keys()
         keys = {texts.name: texts.documents.keys() - refused for texts in batch}
         self._record.announce(keys)
@@ -273,15 +286,18 @@ class AgentMemory:
                 self.added += len(added.added)
         versions = {texts.name: texts.version for texts in batch}
         self._record.replace(versions, keys, keep=self._keep_versions)
+        return counts
 
-    def _encoded(self, documents: Mapping[Key, Document]) -> dict[Key, Tokens]:
+    def _encoded(
+        self, documents: Mapping[Key, Document], counts: CorpusCounts
+    ) -> dict[Key, Tokens]:
         """Return the tokens of documents, without those that have none or are refused."""
         some = list(documents.values())
         try:
-            tokens = self._target.encode_counted(some, self.counts)
+            tokens = self._target.encode_counted(some, counts)
         except EncoderError:
             self._target.decelerate()
-            tokens = self._target.encode_counted(some, self.counts)
+            tokens = self._target.encode_counted(some, counts)
         pairs = zip(documents, tokens, strict=True)
         return {key: ids for key, ids in pairs if ids is not None and len(ids)}
 

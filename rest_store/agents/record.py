@@ -10,6 +10,7 @@ import itertools
 import json
 import operator
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +49,7 @@ class Key(NamedTuple):
 
 
 class Record:
-    """The record of one memory. One thread at a time; the memory's lock keeps others out.
+    """The record of one memory. Thread-safe; the memory's lock keeps other processes out.
 
     Args:
         directory: of the memory.
@@ -59,6 +60,7 @@ class Record:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RECORD_NAME
+        self._lock = threading.RLock()
         with self._named_errors():
             self._database = sqlite3.connect(
                 self._path, isolation_level=None, check_same_thread=False
@@ -227,12 +229,12 @@ class Record:
         return {name: (files, documents) for name, files, documents in self._rows(query)}
 
     def _rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
-        with self._named_errors():
+        with self._lock, self._named_errors():
             return self._database.execute(query, arguments).fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._named_errors(), transaction(self._database):
+        with self._lock, self._named_errors(), transaction(self._database):
             yield
 
     @contextmanager

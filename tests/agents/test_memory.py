@@ -82,6 +82,28 @@ def test_a_second_run_reads_only_what_has_changed(tree, place, tokenizer):
         assert (memory.added, memory.discarded) == (0, 0)
 
 
+def test_files_are_read_while_others_are_stored(tree, place, tokenizer, monkeypatch):
+    monkeypatch.setattr("rest_store.agents.memory._BATCH_FILES", 1)
+    store = AgentMemory._store
+    stored: list[str] = []
+
+    def failing(memory, batch):
+        if len(stored) == 2:
+            raise StorageError("full")
+        stored.extend(texts.name for texts in batch)
+        return store(memory, batch)
+
+    with open_memory(place, tokenizer) as memory:
+        monkeypatch.setattr(AgentMemory, "_store", failing)
+        with pytest.raises(StorageError, match="full"):
+            memory.sync(memory.place(str(tree)))
+        monkeypatch.setattr(AgentMemory, "_store", store)
+        assert len(texts_in(memory.live, "files")) == len(stored) == 2
+    with remember(place, None, tree) as memory:
+        assert memory.added == 2, "the others"
+        assert texts_in(memory.live, "files") == tree_texts(tree)
+
+
 def test_moves_deletions_and_equal_files_are_followed(tree, place, tokenizer):
     shutil.copy(tree / "a.py", tree / "same.py")
     remember(place, tokenizer, tree).close()
