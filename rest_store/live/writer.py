@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import ClassVar
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence
@@ -58,9 +59,12 @@ class Writer:
         StorageError: documents cannot be read, or segments cannot be written.
 
     Attributes:
+        idle_seconds: the longest pause of `work`.
         tokenizer: identity of the tokenizer of all tokens.
         segments: the present segments.
     """
+
+    idle_seconds: ClassVar[float] = 0.3  # merges and evictions may wait so long
 
     def __init__(
         self,
