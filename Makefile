@@ -149,11 +149,11 @@ wheel: setup
 # The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, its drafts, and answers written with it in
 # one process, which loads the model once (examples/demo.py).
 demo: $(DEMO)/manifest.json
-	rm -rf demo/memory
+	rm -rf demo/history
 	$(BIN)/rest-store info $(DEMO)
 	$(BIN)/rest-store query $(DEMO) --text "    for i in range(len("
-	GOMP_SPINCOUNT=1000 TQDM_DISABLE=1 $(BIN)/python examples/demo.py "$(MODEL)" $(DEMO) demo/memory
-	$(BIN)/rest-store info demo/memory
+	GOMP_SPINCOUNT=1000 TQDM_DISABLE=1 $(BIN)/python examples/demo.py "$(MODEL)" $(DEMO) demo/history
+	$(BIN)/rest-store info demo/history
 
 $(DEMO)/manifest.json: | $(STAMP)
 	mkdir -p demo

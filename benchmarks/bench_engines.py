@@ -125,10 +125,10 @@ def main(
         "max_new_tokens": max_new_tokens,
         "options": json.loads(engine_options),
     }
-    asked = 1 + sum(rows)
+    requests = 1 + sum(rows)
     known = len(set().union(*work["batches"]))
-    if known < asked:
-        click.echo(f"{asked} prompts are asked, and {asked - known} of them come again")
+    if known < requests:
+        click.echo(f"{requests} prompts are asked, and {requests - known} of them come again")
     chosen = [method for method in METHODS[engine] if not methods or method in methods]
     table_rows: list[dict[str, Any]] = []
     for method in [*chosen, *(["none"] if "none" in chosen else [])]:
@@ -148,7 +148,7 @@ def main(
         "engines",
         click.get_current_context().params,
         ("numpy", "torch", distribution),
-        {"engine": engine, "prompts": asked, "repeated": asked - known, "rows": table_rows},
+        {"engine": engine, "prompts": requests, "repeated": requests - known, "rows": table_rows},
     )
 
 
@@ -290,8 +290,8 @@ class _Vllm:
 
         sampling = SamplingParams(temperature=0.0, max_tokens=max_new_tokens, ignore_eos=True)
         tokenizer = self._llm.get_tokenizer()
-        asked: list[Any] = [{"prompt_token_ids": _ids(tokenizer, prompt)} for prompt in prompts]
-        outputs = self._llm.generate(asked, sampling, use_tqdm=False)
+        inputs: list[Any] = [{"prompt_token_ids": _ids(tokenizer, prompt)} for prompt in prompts]
+        outputs = self._llm.generate(inputs, sampling, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     def drafted(self) -> tuple[float, float]:
@@ -356,7 +356,7 @@ def _ids(tokenizer: Any, prompt: str) -> list[int]:
 
 
 def _settings(work: Mapping[str, Any]) -> dict[str, Any]:
-    return {"datastores": work["datastores"], "remember": str(Path(work["folder"]) / "memory.ds")}
+    return {"datastores": work["datastores"], "remember": str(Path(work["folder"]) / "history.ds")}
 
 
 if __name__ == "__main__":

@@ -145,23 +145,21 @@ class TwoChains(BesideHead):
         scores = np.asarray(chain.scores).tolist()
         self._count = count
         self._scores = scores
-        self._is_of_head = not self._head.prefers_session(scores)
+        self._is_head = not self._head.prefers_session(scores)
         # The head drafts in any case.
         self._plan = Plan(chain, count, 0.0, 0.0, bucket_of(scores))
         both = self._with_head(self._plan._replace(tree=TokenTree([], [], [])))
         return self._chosen(chain, both)
 
-    def _chosen(self, chain: TokenTree, of_head: TokenTree) -> TokenTree:
-        return of_head if self._is_of_head else chain
+    def _chosen(self, chain: TokenTree, head_chain: TokenTree) -> TokenTree:
+        return head_chain if self._is_head else chain
 
     def accept(self, tokens: npt.NDArray[np.int32], top_k: npt.NDArray[np.int32] | None) -> None:
         """Append the tokens of the model, and learn from them."""
         accepted = min(tokens.size - 1, self._count)
-        if self._is_of_head:
+        if self._is_head:
             accepted = min(self._brought, self._count)
-        self._head.learn_chain(
-            self._scores, accepted, is_of_head=self._is_of_head, tried=self._count
-        )
+        self._head.learn_chain(self._scores, accepted, is_of_head=self._is_head, tried=self._count)
         self._session.accept(tokens, top_k)
         self._position += tokens.size
 
@@ -169,10 +167,10 @@ class TwoChains(BesideHead):
 class OneChain(TwoChains):
     """The head's chain has retrieved tokens below its first ones."""
 
-    def _chosen(self, chain: TokenTree, of_head: TokenTree) -> TokenTree:
-        if not self._is_of_head or not self._count:
-            return super()._chosen(chain, of_head)
-        tokens = np.where(of_head.tokens < 0, WRONG, of_head.tokens).tolist()
+    def _chosen(self, chain: TokenTree, head_chain: TokenTree) -> TokenTree:
+        if not self._is_head or not self._count:
+            return super()._chosen(chain, head_chain)
+        tokens = np.where(head_chain.tokens < 0, WRONG, head_chain.tokens).tolist()
         survival = self._head.survival(bucket_of(self._scores))[: self._count]
         chances = survival / np.append(1.0, survival[:-1])
         [ahead] = look_ahead_all([self._session], [tokens], AHEAD_NODES, length=MAX_CHAIN)

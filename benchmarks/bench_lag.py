@@ -32,7 +32,6 @@ import numpy as np
 import torch
 from suffix_rule import SuffixMemory, SuffixRule
 
-from rest_store.bench.history import add_outputs, in_turn, new_live_datastore
 from rest_store.bench.measurement_options import (
     Destination,
     datastores_option,
@@ -42,6 +41,7 @@ from rest_store.bench.measurement_options import (
     result_options,
     tokenizer_option,
 )
+from rest_store.bench.recorded_history import add_outputs, in_turn, new_live_datastore
 from rest_store.bench.recordings import (
     Recording,
     read_all,
@@ -60,7 +60,7 @@ from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.engines.latest_outputs import LatestOutputs
 from rest_store.engines.vllm.device_drafts import drafts_on_device
-from rest_store.engines.vllm.device_memory import DeviceMemory
+from rest_store.engines.vllm.device_outputs import DeviceOutputs
 from rest_store.engines.vllm.outcomes import Outcomes
 from rest_store.engines.vllm.speculator import lookahead_nodes
 from rest_store.live.open_store import open_datastores
@@ -148,7 +148,7 @@ class Request:
             torch.tensor([end]),
             torch.full((1, self._length), -1),
             looks_up_texts=self._way.searched != "nothing",
-            memories=[self._memory],
+            outputs=[self._memory],
         )
         assert drafts is not None
         self._known = end
@@ -279,7 +279,7 @@ def replayed(
         # It is read anew for each recording, as if much time had passed.
         outputs = LatestOutputs(live, clock=itertools.count(step=100).__next__)
         outputs.tokens()
-        memory = DeviceMemory(torch.device("cpu"))
+        memory = DeviceOutputs(torch.device("cpu"))
         sources: list[object] = [PromptLookup(), *stores, live]
         if any(one.top_k.size for one in recordings):
             sources.append(RecycledLogits())

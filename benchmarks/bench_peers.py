@@ -28,7 +28,6 @@ from timing import percentiles
 
 from rest_store.bench.baselines import PromptLookupRule
 from rest_store.bench.cost_model import Batch, CostModel, make_batches
-from rest_store.bench.history import in_turn, new_live_datastore
 from rest_store.bench.measurement_options import (
     Destination,
     cost_model_options,
@@ -39,6 +38,7 @@ from rest_store.bench.measurement_options import (
     result_options,
     tokenizer_option,
 )
+from rest_store.bench.recorded_history import in_turn, new_live_datastore
 from rest_store.bench.recordings import (
     Recording,
     read_all,

@@ -131,7 +131,7 @@ def steps_of(generator: Any, prompt: Sequence[int], max_new_tokens: int) -> list
 def attack(
     model: Any, recordings: Sequence[Recording], shared_after: int, max_new_tokens: int
 ) -> dict[str, Any]:
-    """Ask all prompts as the attacker; return what the sizes of steps tell."""
+    """Ask all prompts as the attacker; return the information in the sizes of steps."""
     from rest_store.generation.generator import Generator  # loads torch
 
     speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -246,7 +246,7 @@ def costs(
             for shared_after in COSTS:
                 began = time.monotonic()
                 outcomes = []
-                of_repositories = {}
+                by_repository = {}
                 for repository, tasks in replayed.items():
                     if len(tasks) < MIN_TASKS:
                         continue
@@ -257,13 +257,13 @@ def costs(
                     }
                     outcome = cost(tasks, known, shared_after, nodes, knows_own=knows_own)
                     outcomes.append(outcome)
-                    of_repositories[repository] = outcome.as_json()["M"]
+                    by_repository[repository] = outcome.as_json()["M"]
                 row = {
                     "nodes": nodes,
                     "same_task": knows_own,
                     "shared_after": shared_after,
                     **Outcome.from_outcomes(outcomes).as_json(),
-                    "repositories": of_repositories,
+                    "repositories": by_repository,
                 }
                 rows.append(row)
                 click.echo(
@@ -294,7 +294,10 @@ def costs(
     "--model", metavar="DIR", type=PATH, help="The attacked model, of transformers, in float32."
 )
 @click.option(
-    "--asked", metavar="FILE", type=PATH, help="Recordings of this model: what tenants have asked."
+    "--asked",
+    metavar="FILE",
+    type=PATH,
+    help="Recordings of this model: prompts of tenants.",
 )
 @click.option(
     "--tokens", metavar="N", default=64, type=click.IntRange(8), help="Tokens of each answer."

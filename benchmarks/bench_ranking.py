@@ -20,7 +20,6 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.bench.history import in_turn, new_live_datastore
 from rest_store.bench.measurement_options import (
     Destination,
     datastores_option,
@@ -30,6 +29,7 @@ from rest_store.bench.measurement_options import (
     result_options,
     tokenizer_option,
 )
+from rest_store.bench.recorded_history import in_turn, new_live_datastore
 from rest_store.bench.recordings import (
     Recording,
     read_all,
@@ -123,13 +123,13 @@ def ranks_in_turn(
 ) -> list[Ranks]:
     """Return the ranks of all recordings, each beside those before it and the `known` ones."""
     calibration = Calibration.default()
-    found = []
+    ranks_of_all = []
     with new_live_datastore(tokenizer) as live:
         own = [*fresh(sources), live]
         for one, before in in_turn([*known, *recordings], live):
             if len(before) >= len(known) and one.output.size:
-                found.append(ranks(one, own, calibration))
-    return found
+                ranks_of_all.append(ranks(one, own, calibration))
+    return ranks_of_all
 
 
 @click.command(

@@ -141,7 +141,7 @@ def steps_in_turns(
     """Return the figures of each way's steps."""
     times: dict[str, list[float]] = {way: [] for way in ways}
     openings: dict[str, list[float]] = {way: [] for way in ways}
-    dropped = dict.fromkeys(ways, 0)
+    omissions = dict.fromkeys(ways, 0)
     names = list(ways)
     for number in range(-1, len(walks)):  # the first session warms up
         for turn in range(len(names)):
@@ -150,7 +150,7 @@ def steps_in_turns(
             if number >= 0:
                 openings[way].append(took[0])
                 times[way] += took[1:]
-                dropped[way] += missed
+                omissions[way] += missed
     tokens = sum(walk.text.size - walk.start for walk in walks)
     table_rows = {}
     for way in names:
@@ -160,7 +160,7 @@ def steps_in_turns(
             "p99 us": figures["p99"],
             "opening us": float(np.median(openings[way])),
             "M": round(tokens / (len(times[way]) + len(walks)), 4),
-            "without an answer": dropped[way],
+            "without an answer": omissions[way],
         }
         table_rows[way] = show(f"{nodes} nodes, {way}", row)
     return table_rows
@@ -192,7 +192,7 @@ def session_steps(sources: Sources, walk: Walk, nodes: int) -> tuple[list[float]
             path = tree.longest_path(walk.text[position:])
             end = walk.step_end(position, path)
             if end == walk.text.size:
-                return times, sum(session.statistics.dropped.values())
+                return times, sum(session.statistics.omissions.values())
             tokens = walk.text[position:end]
             likely = walk.likely(position, tree, path)
             position = end

@@ -8,8 +8,8 @@ Sixteen schemas have some requests each: eight of our own, and eight of public k
 from their descriptions. Three are calls of tools, which are asked for and written in the format of
 SmolLM2's chats: the tools in the system's message, the calls between two tags. The model writes
 each answer under its schema: plainly, and with each way of drafting, one after the other; one
-answer of each schema is sampled, too, with the same seed. Ways with a memory keep it from request
-to request. Times are those of the processor, on one thread.
+answer of each schema is sampled, too, with the same seed. Ways with a live datastore keep
+it from request to request. Times are those of the processor, on one thread.
 
 - The first two ways of drafting are those without a grammar among the sources: a processor of the
   caller's masks the logits, token by token.
@@ -359,7 +359,7 @@ class Totals:
     forced_accepted: int = 0
 
     def count_drafts(self, grammar: rest_store.Grammar, pieces: Sequence[Piece]) -> None:
-        """Count what became of the draft tokens of a text."""
+        """Count the draft tokens of a text, accepted or not."""
         context = grammar.root
         for piece in pieces:
             tree = piece.trees[0]

@@ -39,7 +39,7 @@ from build_index.tokenization import load_tokenizer as load_target
 from rest_store.datastore.header import separator_id
 from rest_store.datastore.manifest import Manifest
 from rest_store.datastore.shard import Shard
-from rest_store.loading.tokenizer import LoadedTokenizer, load_tokenizer
+from rest_store.loading.loaded_tokenizer import LoadedTokenizer, load_tokenizer
 
 Chat: TypeAlias = list[dict[str, Any]]
 _CALL = {"name": "get_weather", "arguments": '{"city": "Paris", "unit": "C"}'}

@@ -30,7 +30,8 @@ import click
 import numpy as np
 
 from rest_store.bench.formats import Encode
-from rest_store.bench.history import (
+from rest_store.bench.measurement_options import every_option, recordings_option
+from rest_store.bench.recorded_history import (
     Known,
     Order,
     among_others,
@@ -38,7 +39,6 @@ from rest_store.bench.history import (
     learned_logits,
     new_live_datastore,
 )
-from rest_store.bench.measurement_options import every_option, recordings_option
 from rest_store.bench.recordings import Recording, encoder, read_recordings, split
 from rest_store.bench.replay import Outcome, fit_calibration, replay
 from rest_store.bench.results import file_hash

@@ -75,12 +75,12 @@ class Tree:
 
     def files(self) -> list[Path]:
         """Return the files, without those of Git."""
-        found = []
+        paths = []
         for directory, names, files in os.walk(self.top):
             if ".git" in names:
                 names.remove(".git")
-            found += [Path(directory, name) for name in files]
-        return sorted(found)
+            paths += [Path(directory, name) for name in files]
+        return sorted(paths)
 
     def save(self, files: list[Path]) -> None:
         """Write a file anew, in place or by another one."""

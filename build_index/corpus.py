@@ -47,7 +47,7 @@ from build_index.readers.files import open_content, open_file, read_errors
 from build_index.readers.json_documents import read_json_document
 from build_index.readers.json_records import read_json
 from build_index.readers.parquet import read_parquet
-from build_index.readers.records import KNOWN_FIELDS, RecordReader
+from build_index.readers.record_reader import KNOWN_FIELDS, RecordReader
 from build_index.readers.remote_corpus import RemoteCorpus
 from build_index.readers.separated_values import read_separated_values
 from build_index.readers.source_tree import Globs, LocalCorpus

@@ -53,7 +53,7 @@ class ProgressLine:
 
     @staticmethod
     def fits(file: TextIO) -> bool:
-        """Whether the file is a terminal on which lines can be written again."""
+        """Return whether the file is a terminal on which lines can be written again."""
         return file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
     def __call__(self, progress: StageProgress) -> None:

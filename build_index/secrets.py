@@ -132,7 +132,7 @@ def _arguments_without(arguments: Any, clean: _Cleaning) -> Any:
 
 
 def is_secret(line: str) -> bool:
-    """Whether a line looks like one with a secret."""
+    """Return whether a line looks like one with a secret."""
     for begin in range(0, max(1, len(line)), _MAX_LINE):
         part = line[begin : begin + _MAX_LINE]
         if _SUSPECT.search(part) is None:

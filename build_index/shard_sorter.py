@@ -64,7 +64,7 @@ def sort_shard(
 
 
 def _is_sorted(tokens: TokensFile, output: Path) -> bool:
-    """Whether the suffix array of a tokens file is there.
+    """Return whether the suffix array of a tokens file is there.
 
     A suffix array of other tokens is left from a build of other corpora.
     """

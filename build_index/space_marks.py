@@ -71,8 +71,9 @@ def without_metaspace(tokenizer: dict[str, Any]) -> tuple[dict[str, Any], SpaceM
         or tokenizer.get("normalizer")
     ):
         return None
-    if any(token[flag] for token in added for flag in _FLAGS):
-        return None
+    for token in added:
+        if any(token[flag] for flag in _FLAGS):
+            return None
     mark = pre_tokenizer["replacement"]
     # Longest first: of several added tokens at one place, the longest counts.
     texts = sorted((token["content"] for token in added), key=len, reverse=True)

@@ -329,7 +329,7 @@ def require_replaceable(directory: Path) -> None:
 
 
 def is_datastore(directory: Path) -> bool:
-    """Whether a directory has the manifest of a datastore, of whatever release."""
+    """Return whether a directory has the manifest of a datastore, of any release."""
     try:
         with regular_file(directory / MANIFEST_NAME) as file:
             text = file.read(MAX_MANIFEST_SIZE + 1)
@@ -340,7 +340,7 @@ def is_datastore(directory: Path) -> bool:
 
 
 def is_staging(directory: Path) -> bool:
-    """Whether a directory is that of an unfinished build, which has its lock from the beginning."""
+    """Return whether a directory is that of an unfinished build: it has the lock of one."""
     name = directory.name
     return (
         name.startswith(".") and name.endswith(".building") and (directory / _LOCK_NAME).is_file()
@@ -356,9 +356,7 @@ def _resolved(out: Path) -> Path:
     try:
         return Path(os.path.realpath(local_path(out)))
     except ValueError as error:  # a NUL in the path
-        raise OutputError(
-            describe(out, "path", f"invalid ({error})", "one of a directory")
-        ) from None
+        raise OutputError(describe(out, "path", f"invalid ({error})", "a directory")) from None
 
 
 def _exchanged(first: Path, second: Path) -> bool:

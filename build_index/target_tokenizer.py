@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -270,7 +270,7 @@ class TargetTokenizer:
 
     def _encode_parts(self, documents: Sequence[tuple[str, ...]]) -> list[Tokens]:
         """Return the tokens of documents: a text, or the end of a prompt and an answer."""
-        tokens = iter(self._encode_texts([text for parts in documents for text in parts]))
+        tokens = iter(self._encode_texts(list(chain.from_iterable(documents))))
         encoded = []
         for parts in documents:
             if len(parts) == 1:

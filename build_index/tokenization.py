@@ -14,7 +14,7 @@ from build_index.documents import well_formed
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import TokenizerLoadError
 from rest_store.extras import named_extras
-from rest_store.loading import tokenizer as loading
+from rest_store.loading import loaded_tokenizer
 from rest_store.loading.local_path import local_path
 
 __all__ = ["TargetTokenizer", "load_in_process", "load_tokenizer"]
@@ -27,7 +27,7 @@ sys.modules["torch"] = None  # which transformers would import, and tokenizers d
 from dataclasses import asdict
 from pathlib import Path
 from rest_store.errors import RestStoreError
-from rest_store.loading.tokenizer import load_tokenizer
+from rest_store.loading.loaded_tokenizer import load_tokenizer
 file = Path(sys.argv[1])
 try:
     fields = asdict(load_tokenizer(json.loads(file.read_text())))
@@ -42,14 +42,14 @@ def load_tokenizer(tokenizer: object, *, chat_template: str | None = None) -> Ta
     """Load a tokenizer.
 
     Args:
-        tokenizer: as in `rest_store.loading.tokenizer.load_tokenizer`.
+        tokenizer: as in `rest_store.loading.loaded_tokenizer.load_tokenizer`.
         chat_template: a file with a Jinja template, or its text, instead of the tokenizer's own.
 
     Raises:
         TokenizerLoadError: as that function does, or the template cannot be read.
     """
     template = None if chat_template is None else read_template(chat_template)
-    loaded = loading.load_tokenizer(tokenizer)
+    loaded = loaded_tokenizer.load_tokenizer(tokenizer)
     if template is None:
         template = loaded.chat_template
     name = well_formed(loaded.name)
@@ -87,4 +87,4 @@ def load_in_process(tokenizer: object) -> object:
         )
     if "error" in fields:
         raise TokenizerLoadError(fields["error"])
-    return loading.LoadedTokenizer(**fields)
+    return loaded_tokenizer.LoadedTokenizer(**fields)

@@ -21,7 +21,7 @@ def _function(call: Any) -> Mapping[str, Any]:
 
 
 def is_shown(call: Any, text: str, begin: int = 0) -> bool:
-    """Whether a text has the name of a call and of each argument, from a place on."""
+    """Return whether a text has the name of a call and of each argument, from a place on."""
     function = _function(call)
     arguments = _object(function.get("arguments"))
     names = [function.get("name"), *list(arguments or ())[:MAX_CALLS]]
@@ -29,7 +29,7 @@ def is_shown(call: Any, text: str, begin: int = 0) -> bool:
 
 
 def is_mangled(call: Any, text: str) -> bool:
-    """Whether a text has the arguments of a call as JSON text in JSON, or as a Python object."""
+    """Return whether a text has a call's arguments as JSON text in JSON, or as a Python object."""
     arguments = _function(call).get("arguments")
     if isinstance(arguments, str):
         return json.dumps(arguments, ensure_ascii=False) in text

@@ -1,8 +1,8 @@
 """One question, with drafts from a datastore and from services of which one dies.
 
-Then a related one, from memory.
+Then a related one, from the remembered answer.
 
-python examples/demo.py MODEL code.ds memory
+python examples/demo.py MODEL code.ds history
 
 `make demo` runs it on a datastore of Python's standard library.
 """
@@ -63,7 +63,7 @@ def service(datastore: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 class Asker:
-    """Asks one model, with drafts from what a question names and from its prompt."""
+    """Asks one model, with drafts from the sources of a question and from its prompt."""
 
     def __init__(self, model: Any, tokenizer: Any, max_new_tokens: int) -> None:
         self.model = model
@@ -80,7 +80,7 @@ class Asker:
         compare: bool = False,
         on_piece: Any = None,
     ) -> Any:
-        """Print the answer as it is written, and what it took; return it."""
+        """Print the answer as it is written, and its figures; return it."""
 
         def show(piece: Any) -> None:
             click.echo(piece.text, nl=False)
@@ -109,10 +109,10 @@ class Asker:
 @click.command()
 @click.argument("model")
 @click.argument("datastore", type=click.Path(exists=True))
-@click.argument("memory", type=click.Path(file_okay=False))
+@click.argument("history", type=click.Path(file_okay=False))
 @click.option("--max-new-tokens", default=96, show_default=True, help="Most tokens of an answer.")
-def main(model: str, datastore: str, memory: str, max_new_tokens: int) -> None:
-    """Ask MODEL with drafts of DATASTORE, and remember its answer in the directory MEMORY."""
+def main(model: str, datastore: str, history: str, max_new_tokens: int) -> None:
+    """Ask MODEL with drafts of DATASTORE, and remember its answer in the directory HISTORY."""
     click.echo(f"loading {model} ...", err=True)
     network, tokenizer = loaded(model)
     asker = Asker(network, tokenizer, max_new_tokens)
@@ -120,7 +120,7 @@ def main(model: str, datastore: str, memory: str, max_new_tokens: int) -> None:
         # Laid out for this CPU: a tree takes little longer than a token.
         rest_store.prepacked_weights(network),
         rest_store.Datastore.open(datastore, tokenizer=tokenizer) as store,
-        rest_store.LiveDatastore.open(memory, tokenizer=tokenizer) as answers,
+        rest_store.LiveDatastore.open(history, tokenizer=tokenizer) as answers,
     ):
         first = asker.ask("From a datastore", QUESTION, store, remember=answers, compare=True)
         with (

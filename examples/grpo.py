@@ -1,4 +1,4 @@
-"""GRPO with TRL whose samples are drafted from what was sampled before.
+"""GRPO with TRL whose samples are drafted from earlier samples.
 
     pip install '.[hf,live]' trl
     python examples/grpo.py smollm2 examples/prompts.txt
@@ -24,24 +24,29 @@ class Rollouts:
     """Writes the samples of a batch: a `rollout_func` of TRL.
 
     Args:
-        sources: what drafts, as `rest_store.Generator` takes it; None: nothing.
-        memory: live datastore that all samples are added to; None: nothing is kept.
+        sources: the sources of drafts, as `rest_store.Generator` takes it; None: nothing.
+        history: live datastore that all samples are added to; None: nothing is kept.
         rows: most samples of a prompt that are written at once.
         references: most earlier samples of its prompt that a sample reads.
     """
 
-    def __init__(self, sources=None, memory=None, *, rows=1, references=32):
-        self.sources, self.memory, self.rows, self.references = sources, memory, rows, references
+    def __init__(self, sources=None, history=None, *, rows=1, references=32):
+        self.sources = sources
+        self.history = history
+        self.rows = rows
+        self.references = references
 
     def __call__(self, prompts, trainer):
         """Return prompts and samples as token ids.
 
         The prompts of a group are equal, and follow each other.
         """
-        model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        tokenizer = trainer.processing_class
         # Training may keep no cache.
         generator = rest_store.Generator(model.eval(), tokenizer, self.sources)
-        prompt_ids, completion_ids = [], []
+        prompt_ids = []
+        completion_ids = []
         chat = {"add_generation_prompt": True, "tokenize": False}
         texts = [tokenizer.apply_chat_template(prompt, **chat) for prompt in prompts]
         for text, group in groupby(texts):
@@ -60,8 +65,8 @@ class Rollouts:
         group = hashlib.sha256(str(ids).encode()).hexdigest()
         earlier = (
             []
-            if self.memory is None
-            else [sample.tokens for sample in self.memory.documents(group=group)]
+            if self.history is None
+            else [sample.tokens for sample in self.history.documents(group=group)]
         )
         inputs = {"input_ids": [ids] * rows, "attention_mask": [[1] * len(ids)] * rows}
         with torch.no_grad():
@@ -70,9 +75,9 @@ class Rollouts:
                 references=earlier[-self.references :],
                 generation_config=trainer.generation_config,
             )
-        if self.memory is not None:
+        if self.history is not None:
             epoch = int(trainer.state.epoch or 0)
-            self.memory.add(
+            self.history.add(
                 [ids[-16:] + sample for sample in output.tokens], group=group, epoch=epoch
             )
         return output.tokens
@@ -105,10 +110,10 @@ def main(model, prompts, epochs, max_new_tokens):
     )
     with rest_store.LiveDatastore.open(
         "rollouts.live", tokenizer=model, max_epochs=epochs
-    ) as memory:
-        sources = [memory, rest_store.PromptLookup(), rest_store.RecycledLogits()]
+    ) as history:
+        sources = [history, rest_store.PromptLookup(), rest_store.RecycledLogits()]
         GRPOTrainer(
-            model, brevity, config, questions, rollout_func=Rollouts(sources, memory)
+            model, brevity, config, questions, rollout_func=Rollouts(sources, history)
         ).train()
 
 

@@ -41,7 +41,7 @@ ENVIRONMENTS = {
 )
 @click.option(
     "--settings",
-    default='{"datastores": [], "remember": "memory.ds"}',
+    default='{"datastores": [], "remember": "history.ds"}',
     show_default=True,
     help="Settings of rest-store, JSON.",
 )

@@ -1,4 +1,4 @@
-"""One service and two clients: what the first one writes drafts for the second.
+"""One service and two clients: the text of the first supplies drafts for the second.
 
 python examples/service_and_clients.py MODEL shared
 
@@ -71,10 +71,8 @@ def write(address: str, model: Any, tokenizer: Any, prompt: str, max_new_tokens:
 @click.option("--max-new-tokens", default=64, show_default=True, help="Most tokens to write.")
 def main(model: str, directory: str, prompts: tuple[str, str], max_new_tokens: int) -> None:
     """Serve the live datastore in DIRECTORY, and let two clients write with MODEL."""
-    tokenizer, loaded = (
-        AutoTokenizer.from_pretrained(model),
-        AutoModelForCausalLM.from_pretrained(model),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    loaded = AutoModelForCausalLM.from_pretrained(model)
     with service(directory, model) as address:
         for prompt in prompts:
             write(address, loaded, tokenizer, prompt, max_new_tokens)

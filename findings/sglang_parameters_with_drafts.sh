@@ -29,7 +29,7 @@ ROOT = Path(importlib.util.find_spec("sglang").submodule_search_locations[0]) / 
 
 
 def source_of(file, name):
-    """Return the source of a function or method, without what its module imports."""
+    """Return the source of a function or method, without the imports of its module."""
     text = (ROOT / file).read_text()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and node.name == name:

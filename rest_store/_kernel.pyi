@@ -4,7 +4,7 @@ The code is in `rest_store/native/`, the bindings in its `python/`.
 
 Arrays are C-contiguous and on the CPU. Tokens are int32 on their way in. Bytes on their way out are
 little-endian columns, one after the other. Nothing here is checked for callers: the modules that
-use it word the errors. A ValueError says what is wrong with an argument. Calls that take long
+use it word the errors. A ValueError names the fault of an argument. Calls that take long
 release the GIL.
 """
 
@@ -75,7 +75,7 @@ class ShardGroups:
         """`keys`: of the group of each document of the shard, in its order."""
 
 class Sharing:
-    """What a group may learn of the shards of a datastore (`search/sharing.hpp`)."""
+    """The text of a datastore's shards that a group may learn (`search/sharing.hpp`)."""
 
     def __init__(self, groups: list[ShardGroups], shared_after: int, reader: int | None) -> None:
         """`groups`: of each shard. `reader`: the key of a group; None: that of no document.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import io
 import json
@@ -50,12 +51,12 @@ class _Group(Group):
     """
 
     imports = {  # noqa: RUF012  read only
-        "build": "build_index.cli:build",
-        "serve": "rest_store.service.server.command:serve",
-        "bench": "rest_store.bench.command:bench",
+        "build": "build_index.build_command:build",
+        "serve": "rest_store.service.server.serve_command:serve",
+        "bench": "rest_store.bench.bench_command:bench",
         "calibrate": "rest_store.bench.calibrate:calibrate",
-        "generate": "rest_store.generation.command:generate",
-        "live": "rest_store.live.command:live",
+        "generate": "rest_store.generation.generate_command:generate",
+        "live": "rest_store.live.live_command:live",
         "remember": "rest_store.agents.command:remember",
         "try": "rest_store.bench.trial:try_",
     }
@@ -92,6 +93,10 @@ class _Group(Group):
                 line_end = "\n" if sys.stderr.isatty() else ""  # a terminal shows ^C
                 click.echo(f"{line_end}Error: interrupted", err=True)
                 context.exit(130)
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # the reader has gone, and click ends without a word
+                    raise
+                raise click.ClickException(one_line(str(error))) from error
 
 
 def _imported(name: str) -> click.Command:
@@ -174,13 +179,13 @@ def info(location: str, access: Access, timeout: float, as_json: bool) -> None:
     from rest_store.live.directory import is_live
 
     if is_remote(location):
-        from rest_store.service.client.command import show_service
+        from rest_store.service.client.info_command import show_service
 
         show_service(location, timeout=timeout, as_json=as_json, **access.arguments())
         return
     datastore = Path(location)
     if is_live(datastore):
-        from rest_store.live.command import show
+        from rest_store.live.live_command import show
 
         show(datastore, as_json=as_json)
         return
@@ -241,7 +246,7 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
             click.echo(f"\r{stage:<50}", nl=False, err=True)
 
     if is_live(datastore):
-        from rest_store.live.check import check_live
+        from rest_store.live.live_check import check_live
 
         full = False  # a live datastore sorts its segments again whenever that is needed
         shards, tokens = check_live(datastore, announce=announce)

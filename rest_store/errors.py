@@ -69,7 +69,7 @@ class DatastoreFormatError(DatastoreError, ValueError):
     """The files of a datastore are damaged, of another release, or do not belong together.
 
     Args:
-        kind: what is wrong, one of `KINDS`.
+        kind: the fault, one of `KINDS`.
         message: the whole message.
 
     Attributes:

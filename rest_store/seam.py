@@ -35,8 +35,8 @@ class Dependency(NamedTuple):
 
 def differences(dependencies: Iterable[Dependency]) -> list[str]:
     """Return the differences between a package and a table, in words."""
-    words = (difference(dependency) for dependency in dependencies)
-    return [found for found in words if found is not None]
+    phrases = map(difference, dependencies)
+    return [phrase for phrase in phrases if phrase is not None]
 
 
 def difference(dependency: Dependency, function: Callable[..., Any] | None = None) -> str | None:
@@ -100,32 +100,29 @@ def assigned_in(definition: type | Callable[..., Any]) -> set[str]:
     Annotated names of a class count, too.
     """
     tree = _source_of(definition)
-    assigned = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and ast.unparse(node.value) == "self"
-    }
-    bodies = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
-    annotated = {
-        node.target.id
-        for body in bodies
-        for node in body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
-    return assigned | annotated
+    names = _attributes_in(tree, "self", ast.Store)
+    for definition_node in tree.body:
+        if isinstance(definition_node, ast.ClassDef):
+            for node in definition_node.body:
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    names.add(node.target.id)
+    return names
 
 
 def read_in(definition: type | Callable[..., Any], owner: str) -> set[str]:
     """Return the attributes of `owner`, such as `self.corpus`, that a source reads or calls."""
-    return {
-        node.attr
-        for node in ast.walk(_source_of(definition))
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Load)
-        and ast.unparse(node.value) == owner
-    }
+    return _attributes_in(_source_of(definition), owner, ast.Load)
+
+
+def _attributes_in(tree: ast.AST, owner: str, context: type[ast.expr_context]) -> set[str]:
+    """Return the attributes of `owner` that a source loads or stores."""
+    names = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, context):
+            continue
+        if ast.unparse(node.value) == owner:
+            names.add(node.attr)
+    return names
 
 
 def _source_of(definition: type | Callable[..., Any]) -> ast.Module:

@@ -82,7 +82,8 @@ class _Deprecations(logging.Handler):
 @pytest.fixture(autouse=os.environ.get("REST_STORE_DEPRECATIONS") == "error")
 def logged_deprecations() -> Iterator[None]:
     """Fail where transformers logs that something is deprecated: `make test-newest`."""
-    logger, handler = logging.getLogger("transformers"), _Deprecations()
+    logger = logging.getLogger("transformers")
+    handler = _Deprecations()
     logger.addHandler(handler)
     yield
     logger.removeHandler(handler)

@@ -143,6 +143,33 @@ def test_a_failure_is_one_line_and_status_1(tmp_path: Path, command: list[str]) 
     )
 
 
+@pytest.mark.parametrize("command", [["info"], ["check", "--json"]])
+def test_an_output_that_cannot_be_written_is_one_line(datastore: Path, command: list[str]) -> None:
+    arguments = [sys.executable, "-m", "rest_store", *command, str(datastore)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "Error: [Errno 28] No space left on device\n")
+
+
+def test_paths_may_be_any_bytes(tmp_path: Path) -> None:
+    """Where standard output takes UTF-8 alone, a byte that is no text is shown as an escape."""
+    directory = tmp_path / os.fsdecode(b"\xff.ds")
+    directory.mkdir()
+    write_datastore(directory, CORPUS)
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    for command in (["info"], ["info", "--json"], ["check"], ["check", "--json"]):
+        arguments = [sys.executable, "-m", "rest_store", *command, str(directory)]
+        done = subprocess.run(
+            arguments, env=environment, capture_output=True, text=True, check=True
+        )
+        assert r"\udcff.ds" in done.stdout
+        if "--json" in command:
+            facts = json.loads(done.stdout)
+            assert facts.get("path", facts.get("datastore")) == str(directory)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -207,12 +234,12 @@ def test_the_version_is_the_packages(
     assert capsys.readouterr().out == f"rest-build, version {rest_store.__version__}\n"
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "NONE"), ("INFO", "INFO")])
+@pytest.mark.parametrize(("variable", "expected"), [(None, "NONE"), ("INFO", "INFO")])
 def test_the_log_of_grpc_is_off_unless_it_is_asked_for(
-    given: str | None, expected: str, datastore: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str | None, expected: str, datastore: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GRPC_VERBOSITY", given or "")
-    if given is None:
+    monkeypatch.setenv("GRPC_VERBOSITY", variable or "")
+    if variable is None:
         monkeypatch.delenv("GRPC_VERBOSITY")
     assert run("info", datastore)[0] == 0
     assert os.environ["GRPC_VERBOSITY"] == expected

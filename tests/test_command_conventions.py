@@ -114,20 +114,20 @@ def test_options_show_what_they_take_and_their_default(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_json_is_a_flag_everywhere(name: str) -> None:
-    given = option(ALL[name], "--json")
+    parameter = option(ALL[name], "--json")
     if name in WITHOUT_JSON:
-        assert given is None
+        assert parameter is None
         return
-    assert given is not None
-    assert given.is_flag
-    assert (given.help or "").startswith("Print one JSON object")
+    assert parameter is not None
+    assert parameter.is_flag
+    assert (parameter.help or "").startswith("Print one JSON object")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_measurements_write_to_out(name: str) -> None:
-    given = option(SCRIPTS[name], "--out")
-    assert given is not None
-    assert given.get_help_record(SCRIPTS[name]) == option(
+    parameter = option(SCRIPTS[name], "--out")
+    assert parameter is not None
+    assert parameter.get_help_record(SCRIPTS[name]) == option(
         COMMANDS["bench replay"], "--out"
     ).get_help_record(  # type: ignore[union-attr]
         COMMANDS["bench replay"]
@@ -179,18 +179,18 @@ for command, context in ALL.items():
             BY_OPTION.setdefault(name, {})[command] = one
 
 
-@pytest.mark.parametrize("shared", [name for name, found in BY_OPTION.items() if len(found) > 1])
+@pytest.mark.parametrize("shared", [name for name, uses in BY_OPTION.items() if len(uses) > 1])
 def test_an_option_of_one_name_is_one_option(shared: str) -> None:
-    found = BY_OPTION[shared]
+    uses = BY_OPTION[shared]
     meanings: dict[str, list[str]] = {}
-    for name, one in found.items():
+    for name, one in uses.items():
         meanings.setdefault(meaning(one), []).append(name)
     assert len(meanings) == 1, meanings
-    taken = {one.metavar for one in found.values()}
+    taken = {one.metavar for one in uses.values()}
     assert len(taken) == 1 or any(
         taken == {widest, *narrower} for widest, narrower in NARROWER.items()
     ), taken
-    assert len({one.is_flag for one in found.values()}) == 1
+    assert len({one.is_flag for one in uses.values()}) == 1
 
 
 def test_options_that_stand_for_one_thing_have_one_name() -> None:

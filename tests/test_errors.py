@@ -29,7 +29,8 @@ def drawn_bases() -> dict[str, tuple[str, ...]]:
     for line in (errors.__doc__ or "").splitlines():
         if (drawn := re.match(r"    ([|` -]*)(\w+Error)\b", line)) is None:
             continue
-        column, name = drawn.start(2), drawn[2]
+        column = drawn.start(2)
+        name = drawn[2]
         above = [(place, parent) for place, parent in above if place < column]
         builtin = re.search(r"\((\w+Error)\)$", line)
         bases[name] = (above[-1][1], *([builtin[1]] if builtin else []))

@@ -17,7 +17,7 @@ REST_STORE = Path(rest_store.__file__).parent
 BUILD_INDEX = Path(build_index.__file__).parent
 
 # What a package may import of this project, besides itself, the errors, the extras and the version.
-# A module named `command` belongs to the commands, whatever package it stands in.
+# A module whose name ends in `command` belongs to the commands, whatever package it stands in.
 LAYERS = {
     "rest_store.errors": set[str](),
     "rest_store.extras": set[str](),
@@ -113,7 +113,7 @@ def package_of(module: str) -> str:
 
 def is_command(module: str) -> bool:
     return package_of(module).removeprefix("rest_store.") in COMMANDS or module.endswith(
-        (".command", ".cli")
+        ("command", ".cli")
     )
 
 

@@ -18,7 +18,7 @@ from tests.shared.strategies import Corpus, write_datastore
 @pytest.mark.parametrize(
     ("words", "module", "package", "extra"),
     [
-        ("bench speed --model m", "rest_store.bench.speed", "torch", "hf"),
+        ("bench speed --model m", "rest_store.bench.speed_command", "torch", "hf"),
         ("serve d", "rest_store.service.server.server", "grpc", "server"),
         ("query 127.0.0.1:1 --tokens 3", "rest_store.service.channel", "grpc", "server"),
         ("generate --model m --prompt p", "rest_store.generation.generator", "torch", "hf"),
@@ -29,7 +29,7 @@ def test_a_command_without_its_packages_names_the_extra(
     words: str, module: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]  # to import is what is not installed
+    monkeypatch.setitem(sys.modules, package, None)
     done = CliRunner().invoke(main, words.split())
     assert done.exit_code == 1
     expected = (

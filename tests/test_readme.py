@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import rest_store
 from rest_store import errors
 from rest_store.cli import main
-from rest_store.engines.metrics import COUNTERS
+from rest_store.engines.engine_metrics import COUNTERS
 from rest_store.service.address import Address
 from rest_store.service.server.server import ServeOptions, Server
 from tests.shared.models import byte_level_bpe
@@ -57,10 +57,10 @@ def options_of(command: click.Command, words: list[str]) -> None:
     ):
         context = click.Context(command)
         assert words[len(named)] in command.list_commands(context)
-        found = command.get_command(context, words[len(named)])
-        assert found is not None
-        command = found
-        named.append(found.name)
+        subcommand = command.get_command(context, words[len(named)])
+        assert subcommand is not None
+        command = subcommand
+        named.append(subcommand.name)
     # What follows is another command's.
     words = words[: words.index("--")] if "--" in words else words
     shown = CliRunner().invoke(command, ["--help"])
@@ -103,7 +103,7 @@ def test_the_example_of_queries_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     *_, example = python_blocks(README)
     names: dict[str, object] = {}
     exec(example, names)
-    assert names["store"].longest_suffix_match(names["context"]) == rest_store.SuffixMatch(5, 1)  # type: ignore[attr-defined]
+    assert names["store"].longest_suffix_match(names["context"]) == rest_store.SuffixMatch(5, 1)
     tree = names["tree"]
     assert isinstance(tree, rest_store.TokenTree)
     assert np.array_equal(tree.tokens, [7, 8])
@@ -112,7 +112,8 @@ def test_the_example_of_queries_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_example_of_generation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, folder = tmp_path / "rest_store", tmp_path / "first-hour"
+    source = tmp_path / "rest_store"
+    folder = tmp_path / "first-hour"
     source.mkdir(parents=True)
     (source / "lines.py").write_text("def read_lines(path):\n    return path.read_text()\n" * 20)
     folder.mkdir()
@@ -132,7 +133,8 @@ def test_the_example_of_generation_runs(
     shortest, first, second, _ = python_blocks(README)
     names: dict[str, Any] = {}
     exec(first, names)
-    output, model = names["output"], names["model"]
+    output = names["output"]
+    model = names["model"]
     assert output.comparison.identical
     assert capsys.readouterr().out == f"{output}\n"
     names["inputs"] = {"input_ids": output.sequences[:, : -output.statistics.tokens]}  # the prompt

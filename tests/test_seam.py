@@ -48,7 +48,8 @@ def called(first: int, second: int = 0) -> None:
 
 @pytest.fixture(autouse=True)
 def engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    package, module = ModuleType("an_engine"), ModuleType("an_engine.parts")
+    package = ModuleType("an_engine")
+    module = ModuleType("an_engine.parts")
     vars(module).update(Fields=Fields, Runner=Runner, called=called)
     monkeypatch.setattr(package, "parts", module, raising=False)
     monkeypatch.setitem(sys.modules, "an_engine", package)

@@ -12,8 +12,8 @@ def agents() -> str:
     shown = {
         "prompt lookup, 3-gram, 10 tokens": "prompt lookup, 3-gram",
         "suffix decoding": "suffix decoding",
-        f"`{SESSION}`, memory alone": "session",
-        f"`{SESSION}`, memory and corpora": "session, corpora",
+        f"`{SESSION}`, history alone": "session",
+        f"`{SESSION}`, history and corpora": "session, corpora",
     }
     measured = results("peers_agents")
     table_rows = []
@@ -45,7 +45,8 @@ def agent_means() -> str:
         return means(peers, "M", knows=knows, drafting=drafting)
 
     shares = find(ranking, knows=known, drafting="session", nodes=16)
-    best, first = shares["proposed"], shares["ranked first"]
+    best = shares["proposed"]
+    first = shares["ranked first"]
     shown = {
         "nothing known": (session("nothing"), "peers_agents"),
         "two runs of 35 other tasks": (session("others.jsonl"), "peers_agents"),
@@ -64,8 +65,8 @@ def agent_means() -> str:
     return markdown(["means", "M at 16 nodes", "48 nodes", "result"], table_rows)
 
 
-def shared_memory() -> str:
-    """M on an agent's traces by the number of tasks that have to write what others draft from."""
+def shared_history() -> str:
+    """M on traces by the number of tasks that have to write a text before others draft from it."""
     measured = results("privacy")["cost"]
     table_rows = []
     for shared_after in (1, 2, 3, 5):
@@ -91,8 +92,8 @@ def shared_memory() -> str:
     )
 
 
-def attacked_memory() -> str:
-    """What the steps of streamed answers tell of other tenants."""
+def attacked_history() -> str:
+    """Tokens a step of streamed answers, and the guesses that they allow about other tenants."""
     table_rows = []
     for row in results("privacy")["attack"]:
         speeds = row["tokens_per_step"]
@@ -125,14 +126,14 @@ def compaction() -> str:
     table_rows = []
     for label, name in shown.items():
         known = results(name)["known"]
-        for memory, remembered in (("none", "nothing"), ("earlier runs", "earlier_all.jsonl")):
+        for history, remembered in (("none", "nothing"), ("earlier runs", "earlier_all.jsonl")):
             means = [
                 find(known, context=context, remembered=remembered)["M"] for context in contexts
             ]
             changes = [f"{digits(mean)} ({mean / means[0] - 1:+.1%})" for mean in means[1:]]
-            table_rows.append([label, memory, digits(means[0]), *changes])
+            table_rows.append([label, history, digits(means[0]), *changes])
     return markdown(
-        ["runs", "memory", "whole prompts", "compacted", "compacted, with an archive"], table_rows
+        ["runs", "history", "whole prompts", "compacted", "compacted, with an archive"], table_rows
     )
 
 
@@ -150,10 +151,10 @@ def references() -> str:
             ]
             row.append(" / ".join(map(digits, means)))
         table_rows.append(row)
-    return markdown(["M at 16 / 48 nodes, no memory", "no corpora", "corpora"], table_rows)
+    return markdown(["M at 16 / 48 nodes, no history", "no corpora", "corpora"], table_rows)
 
 
-def other_texts_in_memory() -> str:
+def other_texts_in_history() -> str:
     """M with related texts remembered, and with nine times as many other texts beside them."""
     shown = [
         ("agents, the same task first", "chats, which the corpus has, too", "agents_chats"),

@@ -125,7 +125,7 @@ def modelled_speed() -> str:
         "requests",
         "vLLM's n-gram lookup",
         "suffix decoding",
-        f"`{SESSION}`, memory alone",
+        f"`{SESSION}`, history alone",
         "EAGLE-3",
         f"`{SESSION}`, trees",
         "both, chosen per step",

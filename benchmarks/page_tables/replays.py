@@ -7,8 +7,8 @@ from page_tables.table import SESSION, digits, find, markdown, results
 
 def tokens_per_pass() -> str:
     """M of replays by rule."""
-    of_traces = results("quality_traces")
-    of_answers = results("quality_answers")
+    trace_run = results("quality_traces")
+    answer_run = results("quality_answers")
     shown = [
         ("REST's rule, longest match of all datastores", "REST's rule, longest match of all", 24),
         (
@@ -24,11 +24,11 @@ def tokens_per_pass() -> str:
     for label, drafting, nodes in shown:
         means = [
             find(run["rows"], drafting=drafting, nodes=nodes)["M"]
-            for run in (of_traces, of_answers)
+            for run in (trace_run, answer_run)
         ]
         table_rows.append([label, str(nodes), *map(digits, means)])
-    traces = f"SmolLM2-135M, {of_traces['reported']} outputs"
-    answers = f"7B to 13B models, {of_answers['reported']} answers"
+    traces = f"SmolLM2-135M, {trace_run['reported']} outputs"
+    answers = f"7B to 13B models, {answer_run['reported']} answers"
     return markdown(["drafting", "nodes", traces, answers], table_rows)
 
 
@@ -74,7 +74,7 @@ def tokens_per_pass_by_nodes() -> str:
     )
 
 
-def memory() -> str:
+def history() -> str:
     """M by the history before a recording is replayed."""
     shown = {
         "nothing": "nothing",
@@ -104,7 +104,7 @@ def again() -> str:
     again = [row for row in known if row["remembered"].startswith("all outputs")]
     budgets = sorted({row["nodes"] for row in again})
     table_rows = []
-    for sources, datastores in (("memory alone", False), ("memory and corpora", True)):
+    for sources, datastores in (("history alone", False), ("history and corpora", True)):
         for shape in ("tree", "chain"):
             rows = [
                 row
@@ -129,8 +129,8 @@ def peers() -> str:
         "dejavuu, `token_recycling`": "dejavuu, token_recycling",
         "dejavuu, `logit_spec`": "dejavuu, logit_spec",
         "dejavuu, `stand`": "dejavuu, stand",
-        f"`{SESSION}`, memory alone": "session",
-        f"`{SESSION}`, memory and recycled logits": "session, recycled logits",
+        f"`{SESSION}`, history alone": "session",
+        f"`{SESSION}`, history and recycled logits": "session, recycled logits",
     }
     table_rows = []
     for label, drafting in shown.items():

@@ -14,12 +14,12 @@ def rollouts() -> str:
         tokens / passes for tokens, passes in zip(drafted["tokens"], drafted["passes"], strict=True)
     ]
     table_rows = [
-        ["M with memory (1 without)", *map(digits, means)],
+        ["M with history (1 without)", *map(digits, means)],
         [
             "seconds of the processor without drafts",
             *(f"{seconds:.1f}" for seconds in plain["seconds"]),
         ],
-        ["with memory", *(f"{seconds:.1f}" for seconds in drafted["seconds"])],
+        ["with history", *(f"{seconds:.1f}" for seconds in drafted["seconds"])],
     ]
     return markdown(["", *(f"epoch {number + 1}" for number in range(len(means)))], table_rows)
 
@@ -33,7 +33,7 @@ def rollouts_replayed() -> str:
     methods = {
         "prompt lookup, 3-gram": "prompt lookup, 3-gram",
         "suffix decoding": "suffix decoding",
-        f"`{SESSION}`, memory": "session",
+        f"`{SESSION}`, history": "session",
     }
     table_rows = []
     for label, knows in zip(labels, known, strict=True):

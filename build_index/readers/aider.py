@@ -17,7 +17,7 @@ _LEFT_OUT = "lines that Aider printed"
 
 
 def is_aider(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of a history of Aider."""
+    """Return whether the first bytes of a file are those of a history of Aider."""
     return head.lstrip().startswith(HEADER.encode())
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from build_index.documents import Document
 from build_index.readers.files import open_file
 from build_index.readers.parquet import HeldAtOnceError, pyarrow_errors
-from build_index.readers.records import KNOWN_FIELDS, RecordReader
+from build_index.readers.record_reader import KNOWN_FIELDS, RecordReader
 from build_index.readers.tables import TableReader, columns_text, document_columns, rows_at_once
 from rest_store.errors import CorpusFormatError, describe
 
@@ -28,7 +28,7 @@ _KIND = "Arrow file"
 
 
 def is_arrow(head: bytes) -> bool:
-    """Whether a file begins as a file or a stream of Arrow does."""
+    """Return whether a file begins as a file or a stream of Arrow does."""
     if head.startswith(_FILE_MAGIC):
         return True
     if not head.startswith(_STREAM_MARK) or len(head) < 8:

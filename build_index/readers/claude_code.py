@@ -23,7 +23,7 @@ _FIELDS = {"parentUuid", "sessionId", "leafUuid", "uuid"}
 
 
 def is_claude_code(record: Mapping[str, Any]) -> bool:
-    """Whether a record is one of a session of Claude Code."""
+    """Return whether a record is one of a session of Claude Code."""
     if record.get("type") in _SPOKEN:
         return isinstance(record.get("message"), Mapping) and "sessionId" in record
     return record.get("type") in _SILENT and bool(_FIELDS & record.keys() or "messageId" in record)

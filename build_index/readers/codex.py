@@ -20,7 +20,7 @@ _ANSWER = "answer"
 
 
 def is_codex(record: Mapping[str, Any]) -> bool:
-    """Whether a record is the first of a rollout file."""
+    """Return whether a record is the first of a rollout file."""
     if record.get("type") in _TYPES and isinstance(record.get("payload"), Mapping):
         return True
     return _OLD_HEAD <= record.keys() <= {*_OLD_HEAD, "git"}

@@ -53,7 +53,7 @@ class Member:
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether a file begins as a tar archive does (POSIX.1-1988 and later)."""
+    """Return whether a file begins as a tar archive does (POSIX.1-1988 and later)."""
     return head[_TAR_OFFSET : _TAR_OFFSET + len(_TAR_MAGIC)] == _TAR_MAGIC
 
 

@@ -69,7 +69,7 @@ class DatasetFolder:
         return cls(frozenset({_INFO})) if has_tables else None
 
     def takes(self, name: str, size: int, where: str, counts: CorpusCounts) -> bool:
-        """Whether a file holds documents; a file that does not is counted.
+        """Return whether a file holds documents; a file that does not is counted.
 
         Args:
             name: the name of the file.

@@ -14,7 +14,7 @@ from build_index.readers.files import COMPRESSED_ENDINGS, detect_compression, op
 from build_index.readers.json_documents import json_document_kind
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.parquet import PARQUET_MAGIC, parquet_columns
-from build_index.readers.records import has_field, record_text
+from build_index.readers.record_reader import has_field, record_text
 from build_index.readers.separated_values import ENDINGS as TABLE_ENDINGS
 from build_index.readers.separated_values import first_line, header_columns
 from build_index.readers.sqlite import NO_TABLE, SQLITE_MAGIC
@@ -114,7 +114,7 @@ def detect_reader(file: BinaryIO, where: str, field: str | None, *, is_named: bo
 
 
 def has_magic(head: bytes) -> bool:
-    """Whether the first bytes of a file name the reader that it needs, or how it is compressed."""
+    """Return whether the first bytes of a file name its reader or its compression."""
     is_table = (
         head.startswith((PARQUET_MAGIC, SQLITE_MAGIC, *ZIP_MAGICS))
         or is_arrow(head)

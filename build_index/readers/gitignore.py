@@ -52,7 +52,7 @@ class IgnoreRules:
     levels: tuple[tuple[str, tuple[_Rule, ...]], ...] = ()
 
     def ignores(self, path: str, *, is_directory: bool) -> bool:
-        """Whether a file or directory is ignored; its directories have no other patterns."""
+        """Return whether a file or directory is ignored; its directories have no other patterns."""
         end = "/" if is_directory else ""
         name = path.rpartition("/")[2] + end
         for top, rules in reversed(self.levels):

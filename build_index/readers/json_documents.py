@@ -9,7 +9,7 @@ from typing import Any
 
 from build_index.documents import CorpusCounts, Document
 from build_index.readers.json_records import TOO_LARGE, JsonValues
-from build_index.readers.records import RecordReader
+from build_index.readers.record_reader import RecordReader
 from build_index.readers.table_rows import record_documents
 from build_index.readers.transcripts import name_of
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.json_text import DECODER
-from build_index.readers.records import RecordReader
+from build_index.readers.record_reader import RecordReader
 from build_index.readers.table_rows import record_documents
 from rest_store.errors import CorpusFormatError, describe
 

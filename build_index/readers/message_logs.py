@@ -20,7 +20,7 @@ _SESSIONS = ("session_id", "sessionId", "conversation_id", "previous_response_id
 
 
 def is_message_log(record: Mapping[str, Any]) -> bool:
-    """Whether a record is a request to a model and the answer."""
+    """Return whether a record is a request to a model and the answer."""
     request, response = _halves(record)
     if not isinstance(request.get("messages"), list) and "input" not in request:
         return False
@@ -32,8 +32,12 @@ def is_message_log(record: Mapping[str, Any]) -> bool:
 def session_of(record: Mapping[str, Any]) -> str | None:
     """Return the session that a record names, or None."""
     request, response = _halves(record)
-    values = (part.get(name) for part in (record, request, response) for name in _SESSIONS)
-    return next((value for value in values if isinstance(value, str) and value), None)
+    for fields in (record, request, response):
+        for name in _SESSIONS:
+            value = fields.get(name)
+            if isinstance(value, str) and value:
+                return value
+    return None
 
 
 def add_exchange(turns: Turns, record: Mapping[str, Any], origin: str) -> None:
@@ -108,7 +112,7 @@ def _items(response: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _is_content(response: Mapping[str, Any]) -> bool:
-    """Whether a response is one of the Messages API."""
+    """Return whether a response is one of the Messages API."""
     return isinstance(response.get("content"), list) and response.get("role") == "assistant"
 
 

@@ -27,7 +27,7 @@ _KINDS = (
 
 
 def is_event(value: object) -> bool:
-    """Whether a value is an event of OpenHands."""
+    """Return whether a value is an event of OpenHands."""
     if not isinstance(value, Mapping) or "source" not in value:
         return False
     is_release_0 = "action" in value or "observation" in value

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from build_index.documents import Document
 from build_index.readers.parquet_pages import largest_pages
-from build_index.readers.records import KNOWN_FIELDS, RecordReader
+from build_index.readers.record_reader import KNOWN_FIELDS, RecordReader
 from build_index.readers.tables import TableReader, columns_text, document_columns, rows_at_once
 from build_index.size import size_text
 from rest_store.errors import (

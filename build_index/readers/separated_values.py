@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterator
 
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
-from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
+from build_index.readers.record_reader import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.readers.table_rows import malformed, record_documents
 from build_index.size import size_text
 from rest_store.errors import CorpusFormatError, describe
@@ -66,7 +66,7 @@ def read_separated_values(
             row = next(reader, None)
         except csv.Error as error:
             raise CorpusFormatError(
-                describe(f"{where}:{lines.number}", "row", f"no CSV ({error})", "CSV")
+                f"{where}:{lines.number}: the row cannot be read as CSV ({error})"
             ) from error
         if row is None:
             return

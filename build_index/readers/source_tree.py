@@ -69,20 +69,20 @@ class Globs:
         self._excluded = compile_globs(exclude) if exclude else None
 
     def excludes(self, relative: str) -> bool:
-        """Whether a file or directory, by its path from the top, is left out."""
+        """Return whether a file or directory, by its path from the top, is left out."""
         if relative.rpartition("/")[2] in DEFAULT_EXCLUDES:
             return True
         return self._excluded is not None and self._excluded.fullmatch(relative) is not None
 
     def includes(self, relative: str, counts: CorpusCounts) -> bool:
-        """Whether a file is to be read; a file that is not is counted."""
+        """Return whether a file is to be read; a file that is not is counted."""
         if self._included is None or self._included.fullmatch(relative):
             return True
         counts.leave_out(LEFT_OUT)
         return False
 
     def choose(self, relative: str, counts: CorpusCounts) -> bool:
-        """Whether a file is to be read; this looks at its directories, too."""
+        """Return whether a file is to be read; this looks at its directories, too."""
         names = relative.split("/")
         if any(self.excludes("/".join(names[:depth])) for depth in range(1, len(names) + 1)):
             return False
@@ -120,9 +120,7 @@ class LocalCorpus:
         """
         if not where or "\0" in where:
             problem = "invalid (a NUL)" if where else "empty"
-            raise CorpusError(
-                describe(where or "corpus", "path", problem, "one of a file or a directory")
-            )
+            raise CorpusError(describe(where or "corpus", "path", problem, "a file or a directory"))
         with read_errors(where):
             path = local_path(where).absolute()  # workers may run in other directories
             mode = path.stat().st_mode
@@ -199,7 +197,8 @@ class LocalCorpus:
             is_left_out = globs.excludes(prefix + part) or is_staging(Path(path))
             if is_link or is_left_out or (rules and rules.ignores(path, is_directory=True)):
                 return
-            directory, prefix = path, f"{prefix}{part}/"
+            directory = path
+            prefix = f"{prefix}{part}/"
         if name not in names:
             return
         with read_errors(f"{self.top}/{relative}"), os.scandir(directory) as scan:

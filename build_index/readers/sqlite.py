@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
-from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
+from build_index.readers.record_reader import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.readers.table_rows import record_documents
 from rest_store.errors import CorpusFormatError, describe, first_line
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from build_index.documents import Document
 from build_index.readers.json_text import decoded_json
-from build_index.readers.records import CONVERSATION_FIELDS, RecordReader, known_field, lookup
+from build_index.readers.record_reader import CONVERSATION_FIELDS, RecordReader, known_field, lookup
 from rest_store.errors import CorpusFormatError
 
 MALFORMED = "malformed record"  # a reason to skip it
@@ -86,7 +86,7 @@ def _conversation(text: str) -> list[Any] | None:
 
 
 def _is_bytes(record: object, field: str | None) -> bool:
-    """Whether the document of a record, or a field that may be one, is not UTF-8."""
+    """Return whether the document of a record, or a field that may be one, is not UTF-8."""
     if not isinstance(record, Mapping):
         return False
     chosen = field or known_field(record)

@@ -16,7 +16,7 @@ from typing import Any
 from build_index.documents import Document
 from build_index.readers.conversations import fields_text
 from build_index.readers.json_text import decoded_json
-from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
+from build_index.readers.record_reader import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.readers.table_rows import record_documents
 
 BATCH_ROWS = 64
@@ -100,7 +100,7 @@ def _is_in(schema: Any, name: str) -> bool:
 
 
 def _may_be_text(kind: Any) -> bool:
-    """Whether a type holds texts. A column of nulls does, too: each row is an empty document."""
+    """Return whether a type holds texts; one of nulls does: each row is an empty document."""
     import pyarrow.types as types
 
     if types.is_dictionary(kind):
@@ -116,7 +116,7 @@ def _may_be_text(kind: Any) -> bool:
 
 
 def _may_be_conversation(schema: Any, name: str) -> bool:
-    """Whether a column may hold conversations: lists of turns, or their JSON text.
+    """Return whether a column may hold conversations: lists of turns, or their JSON text.
 
     In the column `data`, a list of texts is a conversation, too.
     """
@@ -141,7 +141,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _is_view(kind: Any) -> bool:
-    """Whether a type is a view of texts, which older releases of pyarrow do not know."""
+    """Return whether a type is a view of texts, which older releases of pyarrow do not know."""
     return str(kind) in ("string_view", "binary_view")
 
 
@@ -193,7 +193,7 @@ def _json_value(text: str | bytes | None, *, is_content: bool) -> Any:
 
 
 def _is_content(value: Any) -> bool:
-    """Whether a JSON value is the content of a message: a text, null or a list of parts."""
+    """Return whether a JSON value is the content of a message: a text, null or a list of parts."""
     if isinstance(value, list):
         return all(isinstance(part, dict) and "type" in part for part in value)
     return value is None or isinstance(value, str)

@@ -17,7 +17,7 @@ from build_index.readers.aider import HEADER, AiderHistory
 from build_index.readers.conversations import json_type, parse_messages
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.json_text import decoded_json
-from build_index.readers.records import RecordReader
+from build_index.readers.record_reader import RecordReader
 from build_index.readers.table_rows import malformed
 from build_index.readers.turns import Turns
 from rest_store.errors import CorpusFormatError, describe

@@ -92,7 +92,7 @@ def reason_text(reason: str, number: int) -> str:
 
 
 def is_lfs_pointer(head: bytes) -> bool:
-    """Whether a file is a pointer to a file that Git LFS has not fetched."""
+    """Return whether a file is a pointer to a file that Git LFS has not fetched."""
     return head.startswith(_LFS_HEAD) and b"\noid " in head
 
 

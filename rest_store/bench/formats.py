@@ -95,7 +95,7 @@ def recorded_outputs(line: str, where: str) -> Iterator[RecordedOutput]:
         raise
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         expected = "ids and turns of begin and end, or messages of role and content"
-        raise DataFileError(describe(where, "recording", "of other types", expected)) from error
+        raise DataFileError(f"{where}: recording has other types, expected {expected}") from error
 
 
 def _answers(

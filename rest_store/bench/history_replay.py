@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from rest_store.bench.compaction import WHOLE, Context
 from rest_store.bench.cost_model import Batch
-from rest_store.bench.history import (
+from rest_store.bench.recorded_history import (
     Order,
     among_others,
     in_turn,

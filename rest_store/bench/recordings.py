@@ -91,9 +91,7 @@ def _recording(
     is_text = isinstance(prompt, str) or (prompt and isinstance(prompt[0], tuple))
     if isinstance(output, str) and is_text:
         if encode is None:
-            raise DataFileError(
-                describe(where, "prompt and output", "text", "token ids, or --tokenizer")
-            )
+            raise DataFileError(f"{where}: prompt and output are text; pass --tokenizer")
         prompt, output = encode(prompt, output)
     try:
         prompt_ids = integers(prompt, 0)
@@ -102,16 +100,16 @@ def _recording(
         accepted = {name: integers(counts, 1) for name, counts in drafters.items()}
     except (TypeError, ValueError, OverflowError) as error:
         expected = "prompt and output both as token ids, or both as text"
-        raise DataFileError(describe(where, "recording", "of other types", expected)) from error
+        raise DataFileError(f"{where}: recording has other types, expected {expected}") from error
     size = prompt_ids.size + output_ids.size
     ranks = (prompt_ids.ndim, output_ids.ndim, likely.ndim)
     if ranks != (1, 1, 2) or len(likely) not in (0, size):
         raise DataFileError(
-            describe(where, "recording", "of other shapes", "ids, and top-k of each position")
+            f"{where}: recording has other shapes, expected ids, and top-k of each position"
         )
     if any(counts.shape != output_ids.shape for counts in accepted.values()):
         expected = "a number for each token of the output"
-        raise DataFileError(describe(where, "acceptance", "of another length", expected))
+        raise DataFileError(f"{where}: acceptance has another length, expected {expected}")
     fold = fold_number(key or str(generation.prompt))
     return Recording(family, fold, prompt_ids, output_ids, likely, key, file, accepted)
 

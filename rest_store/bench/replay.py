@@ -9,6 +9,7 @@ as in generation. The top-k of rejected nodes, which generation has, is not reco
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -104,10 +105,10 @@ class Outcome:
 
     def by_family(self) -> dict[str, Outcome]:
         """Return the replays of each family, in the order of their names."""
-        names = sorted({replay.family for replay in self.replays})
-        return {
-            name: Outcome([one for one in self.replays if one.family == name]) for name in names
-        }
+        replays: dict[str, list[Replayed]] = defaultdict(list)
+        for replay in self.replays:
+            replays[replay.family].append(replay)
+        return {name: Outcome(replays[name]) for name in sorted(replays)}
 
     @property
     def mean_accepted(self) -> float:

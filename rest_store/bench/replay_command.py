@@ -12,7 +12,6 @@ import click
 from rest_store.bench.baselines import PromptLookupRule, RestRule
 from rest_store.bench.compaction import WHOLE, compacted, contexts
 from rest_store.bench.cost_model import CostModel, make_batches
-from rest_store.bench.history import holding
 from rest_store.bench.history_replay import AGAIN, OTHERS, Variant, measure_known
 from rest_store.bench.measurement_options import (
     Destination,
@@ -28,6 +27,7 @@ from rest_store.bench.measurement_options import (
 )
 from rest_store.bench.recorded_drafters import beside_heads, other_drafters
 from rest_store.bench.recorded_grammar import recorded_grammar, satisfying
+from rest_store.bench.recorded_history import holding
 from rest_store.bench.recordings import (
     Recording,
     amount,

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from rest_store.bench.charts import Bar, Chart, result_charts
+from rest_store.bench.figure_tables import Table, cell_text, figure_tables
 from rest_store.bench.results import Result, read_results, write_text
-from rest_store.bench.tables import Table, cell_text, figure_tables
 from rest_store.command_options import PATH, json_option
 from rest_store.datastore.render import counted
 from rest_store.pages.document import document, packaged
@@ -66,7 +66,7 @@ def in_order(results: Mapping[str, Result]) -> dict[str, Result]:
 def page(
     results: Mapping[str, Result],
     *,
-    title: str = "What rest-store is worth, and what it costs",
+    title: str = "The gain and the costs of rest-store",
     verdict: str = "",
 ) -> str:
     """Return the page.

@@ -74,9 +74,7 @@ def _read(path: Path) -> Result:
             describe(path, "file", f"unreadable ({error})", "a result as JSON")
         ) from error
     if not isinstance(fields, dict) or not isinstance(fields.get("arguments", {}), dict):
-        raise DataFileError(
-            describe(path, "content", "something else", "a result, as a benchmark writes it")
-        )
+        raise DataFileError(f"{path}: this is no result of a benchmark")
     facts = {name: _text(fields[name]) for name in _FACTS if name in fields}
     arguments = {}
     for name, value in fields.get("arguments", {}).items():

@@ -1,8 +1,8 @@
-"""`rest-store try --transcripts`: the worth of a memory, by replays of transcripts of agents.
+"""`rest-store try --transcripts`: the worth of an agent's memory, by replays of transcripts.
 
-Conversations are replayed in the order of their files. While one is replayed, a memory holds those
-before it. A conversation that repeats an earlier one, as the log of each request of an agent does,
-is replayed from its first new answer on.
+Conversations are replayed in the order of their files. While one is replayed, the memory holds
+those before it. A conversation that repeats an earlier one, as the log of each request of an agent
+does, is replayed from its first new answer on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from build_index.documents import READ, WRITTEN, CorpusCounts, Document
 from build_index.duplicates import content_digest
 from build_index.target_tokenizer import TargetTokenizer
 from build_index.texts import read, written
-from rest_store.bench.history import new_live_datastore
+from rest_store.bench.recorded_history import new_live_datastore
 from rest_store.bench.recordings import Recording
 from rest_store.bench.replay import Outcome, Tokens, replay
 from rest_store.datastore.datastore import Datastore
@@ -50,7 +50,7 @@ class Conversation:
     Attributes:
         name: of its session, or the place that it was read from.
         answers: the messages up to each new answer.
-        remembered: the documents that a memory keeps of it, by kind.
+        remembered: the documents that the memory keeps of it, by kind.
     """
 
     name: str
@@ -156,7 +156,7 @@ class TranscriptTrial:
                 effect = f"did harm: {figures}"
             sentences.append(f"{name}, {_MEANINGS[name]}, {effect}")
         if self.conversations == 1:
-            sentences.append("There is one conversation: a memory helps from the second one on")
+            sentences.append("There is one conversation: memory helps from the second one on")
         return ". ".join(sentences) + "."
 
     @property
@@ -183,7 +183,7 @@ def try_transcripts(
     max_nodes: int,
     progress: Callable[[str], object] = lambda line: None,
 ) -> TranscriptTrial:
-    """Replay the last answers of conversations with a memory of those before.
+    """Replay the last answers of conversations with an agent's memory of those before.
 
     Args:
         conversations: as `conversations_in` returns them.
@@ -214,14 +214,13 @@ def try_transcripts(
             recordings = list(_recordings(conversation, target, skipped[number]))
             answers += len(recordings)
             own = [[], [*sources.values()], *map(partial(_all_but, sources), sources)]
-            outcomes.append(
-                [
-                    replay(
-                        recordings, [PromptLookup(), *some], calibration.copy(), max_nodes=max_nodes
-                    )
-                    for some in own
-                ]
-            )
+            conversation_outcomes = []
+            for some in own:
+                with_lookup = [PromptLookup(), *some]
+                conversation_outcomes.append(
+                    replay(recordings, with_lookup, calibration.copy(), max_nodes=max_nodes)
+                )
+            outcomes.append(conversation_outcomes)
             for kind, live in kinds.items():
                 encoded = target.encode_counted(conversation.remembered[kind], CorpusCounts())
                 live.add([tokens for tokens in encoded if tokens is not None and len(tokens)])

@@ -20,7 +20,7 @@ from rest_store.bench.measurement_options import (
     prompts_option,
 )
 from rest_store.bench.prompts import encoding, interleave, read_prompts, require_known_tokens
-from rest_store.bench.record import write_recordings
+from rest_store.bench.record_command import write_recordings
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.replay import Outcome
 from rest_store.bench.replay_command import measure
@@ -121,7 +121,8 @@ class Trial:
     metavar="PATH",
     help=(
         "In place of prompts, transcripts of agents, a file or a directory: their answers are"
-        " replayed with a memory of those before. Of the model, only the tokenizer is loaded."
+        " replayed with an agent's memory of those before. Of the model, only the tokenizer is"
+        " loaded."
     ),
 )
 @chat_option
@@ -162,8 +163,8 @@ def try_(
     in the folder already is used again: remove it after changes to them.
 
     With --transcripts, nothing is generated. The last 200 answers are replayed, with prompt lookup
-    alone, with a memory of the conversations before, and without each source. The last line is the
-    verdict for each source.
+    alone, with an agent's memory of the conversations before, and without each source. The last
+    line is the verdict for each source.
     """
     if transcripts is not None:
         if prompts_file is not None:

@@ -182,7 +182,10 @@ class Datastore(Store):
     @property
     def files(self) -> list[MappedFile]:
         """The mapped files that queries read; empty after `close`."""
-        return [file for shard in self.shards for file in (shard.tokens, shard.suffixes)]
+        files: list[MappedFile] = []
+        for shard in self.shards:
+            files += [shard.tokens, shard.suffixes]
+        return files
 
     def info(self) -> DatastoreInfo:
         """Return a description of this datastore."""

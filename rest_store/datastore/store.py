@@ -34,7 +34,7 @@ class Snapshot:
 
     Attributes:
         views: the shards as the kernel reads them; none after `close`.
-        kernel: what answers queries over them.
+        kernel: answers queries over them.
         sharing: which of the occurrences in them queries may tell of; None: all.
     """
 

@@ -21,7 +21,7 @@ from rest_store.errors import (
     TokenizerMismatchError,
     describe,
 )
-from rest_store.loading.tokenizer import load_tokenizer
+from rest_store.loading.loaded_tokenizer import load_tokenizer
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 _ADVICE = "build it again with the directory or the name that the model is loaded from"

@@ -61,7 +61,7 @@ class Calibration:
         except (TypeError, ValueError) as error:
             fault = _fault(error, "malformed")
             raise DataFileError(
-                describe("calibration", "gbdt", fault, "what Calibration.fit returns")
+                describe("calibration", "gbdt", fault, "the trees of Calibration.fit")
             ) from error
         try:
             if weights is not None:
@@ -214,7 +214,7 @@ def _arguments(content: bytes, where: object) -> tuple[bytes, list[float], dict[
         DataFileError: the file is malformed.
     """
     if not content.startswith(_FIRST_LINE):
-        raise DataFileError(describe(where, "content", "something else", "a calibration"))
+        raise DataFileError(f"{where}: this is no calibration file")
     head, _, packed = content[len(_FIRST_LINE) :].partition(b"\n")
     try:
         fields = json.loads(head)
@@ -226,12 +226,10 @@ def _arguments(content: bytes, where: object) -> tuple[bytes, list[float], dict[
     try:
         trees = zlib.decompress(packed)
     except zlib.error as error:
-        raise DataFileError(
-            describe(where, "trees", f"damaged ({error})", "compressed by zlib")
-        ) from error
+        raise DataFileError(f"{where}: the trees are damaged ({error})") from error
     if not isinstance(live_size, int) or not 0 <= live_size < len(trees):
         raise DataFileError(
-            describe(where, "bytes of trees for live datastores", live_size, "as many as there are")
+            describe(where, "live_size", live_size, f"0..{len(trees) - 1}, the bytes of the trees")
         )
     if not isinstance(provenance, dict):
         raise DataFileError(describe(where, "provenance", repr(provenance)[:40], "a JSON object"))

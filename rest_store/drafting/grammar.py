@@ -148,9 +148,9 @@ class Grammar:
             if place not in self._choices and len(self._choices) >= _MAX_PLACES:
                 self._choices.pop(next(iter(self._choices)))
             counts = self._choices.get(place, {})
-            kept = {other: 0.9 * count for other, count in counts.items() if count > 0.05}
-            kept[token] = kept.get(token, 0.0) + 1.0
-            self._choices[place] = kept  # a new one: readers have the old
+            decayed = {other: 0.9 * count for other, count in counts.items() if count > 0.05}
+            decayed[token] = decayed.get(token, 0.0) + 1.0
+            self._choices[place] = decayed  # a new one: readers have the old
 
     def spellings(self, allowed: npt.NDArray[np.int32]) -> list[list[tuple[bytes, int]]]:
         """Return the bytes and ids of tokens, those together each of which begins the next.
@@ -268,7 +268,7 @@ class GrammarText:
     def accept(self, tokens: Sequence[int]) -> bool:
         """Go on with the text, and learn its choices; return False if it leaves the grammar.
 
-        What follows its end is padding.
+        Tokens after its end are padding.
         """
         for token in tokens:
             if self._place.mask is None:

@@ -90,7 +90,8 @@ class LlguidanceMatcher:
     def __init__(self, tokenizer: Any, grammar: str, matcher: Any = None) -> None:
         import llguidance
 
-        self._tokenizer, self._grammar = tokenizer, grammar
+        self._tokenizer = tokenizer
+        self._grammar = grammar
         self._matcher = llguidance.LLMatcher(tokenizer, grammar) if matcher is None else matcher
         self._size = int(tokenizer.vocab_size)
         self._ends = [int(end) for end in tokenizer.eos_tokens]
@@ -144,7 +145,7 @@ class LlguidanceMatcher:
 
 
 class GrammarDefinition(NamedTuple):
-    """A grammar as sessions need it; of a library of your own, it is what `Grammar` takes.
+    """A grammar as sessions need it. `Grammar` takes one from a library of your own.
 
     Attributes:
         begin: returns a matcher at its beginning.
@@ -173,21 +174,20 @@ def open_grammar(
         import llguidance
 
     if isinstance(tokenizer, llguidance.LLTokenizer):
-        adapted, token_bytes = tokenizer, _token_bytes(tokenizer)
+        adapted = tokenizer
+        token_bytes = _token_bytes(tokenizer)
     else:
         adapted, token_bytes = _adapted(tokenizer, tuple(ends))
     if error := llguidance.LLMatcher.validate_grammar(compiled, adapted):
-        found = f"refused by llguidance ({one_line(error)})"
-        raise ArgumentError(describe("grammar", "grammar", found, "one that it takes"))
+        actual = f"refused by llguidance ({one_line(error)})"
+        raise ArgumentError(f"grammar: it is {actual}")
     matcher = LlguidanceMatcher(adapted, compiled)
     try:
         is_satisfiable = matcher.mask().any()  # type: ignore[union-attr]  # no text has ended
     except ValueError:
         is_satisfiable = False
     if not is_satisfiable:
-        raise ArgumentError(
-            describe("grammar", "grammar", "followed by no text", "one that some text follows")
-        )
+        raise ArgumentError("grammar: no text follows it")
     return GrammarDefinition(lambda: matcher.fork(), token_bytes)
 
 
@@ -206,9 +206,9 @@ def json_schema_text(schema: object) -> str:
     try:
         return json.dumps(json.loads(schema) if isinstance(schema, str | bytes) else schema)
     except (TypeError, ValueError, RecursionError) as error:
-        found = f"no JSON ({one_line(str(error))})"
+        actual = f"no JSON ({one_line(str(error))})"
         raise ArgumentError(
-            describe("grammar", "the JSON schema", found, "a JSON schema, or its text")
+            describe("grammar", "the JSON schema", actual, "a JSON schema, or its text")
         ) from error
 
 
@@ -238,8 +238,8 @@ def _adapted(tokenizer: object, ends: tuple[int, ...]) -> tuple[Any, list[bytes]
     try:
         adapted = llguidance.hf.from_tokenizer(tokenizer, eos_token=list(ends) or None)
     except Exception as error:  # as for a tokenizer that is written in Python
-        found = f"a {type(tokenizer).__name__}, refused by llguidance ({one_line(str(error))})"
-        raise ArgumentError(describe("grammar", "tokenizer", found, "a fast tokenizer")) from error
+        actual = f"a {type(tokenizer).__name__}, refused by llguidance ({one_line(str(error))})"
+        raise ArgumentError(describe("grammar", "tokenizer", actual, "a fast tokenizer")) from error
     return adapted, _token_bytes(adapted)
 
 

@@ -78,7 +78,7 @@ class RememberCounts:
         return self.added + len(self.duplicates) + self.dropped >= len(self.ids)
 
     def drop(self, reason: str) -> None:
-        """Count all documents as left out; warn. Raises nothing, on whatever thread this is."""
+        """Count all documents as left out; warn. Raises nothing, on any thread."""
         self.dropped = len(self.ids)
         self.error = reason[:_MAX_REASON_LENGTH]
         # Warnings may be errors, and `warnings.showwarning` is anybody's code.

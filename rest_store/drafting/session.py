@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -45,14 +46,14 @@ class SessionStatistics:
 
     Attributes:
         steps: calls of `draft`.
-        dropped: steps that went on without a source, or without one of its partitions, by its name
-            and the reason: "error", "late" or "tokenizer".
+        omissions: steps that went on without a source, or without one of its partitions, by its
+            name and the reason: "error", "late" or "tokenizer".
         absent: the sources that the latest step went on without, by name.
         waited: seconds that the latest step waited for services.
     """
 
     steps: int = 0
-    dropped: dict[tuple[str, str], int] = field(default_factory=dict)
+    omissions: dict[tuple[str, str], int] = field(default_factory=dict)
     absent: dict[str, Absence] = field(default_factory=dict)
     waited: float = field(default=0.0, compare=False)
 
@@ -73,7 +74,13 @@ class SessionStatistics:
 
     def _count_omission(self, omission: Omission) -> None:
         key = omission.source, omission.why
-        self.dropped[key] = self.dropped.get(key, 0) + 1
+        self.omissions[key] = self.omissions.get(key, 0) + 1
+
+    @property
+    def dropped(self) -> dict[tuple[str, str], int]:
+        """The former name of `omissions`, which goes with the next release."""
+        warnings.warn("dropped is now called omissions", FutureWarning, stacklevel=2)
+        return self.omissions
 
 
 class DraftSession:
@@ -198,7 +205,7 @@ class DraftSession:
                 an unknown `shape`.
             SessionClosedError: after `close`.
 
-        What a service's client raises is counted in `statistics`. An interrupt, such as
+        Errors of a service's client are counted in `statistics`. An interrupt, such as
         KeyboardInterrupt, passes through, and the session is as if nothing had been drafted since
         the last `accept`.
         """

@@ -96,11 +96,10 @@ def _draft_by_kernel(
         sessions[number].follow_changes()
     columns = _kernel_trees(sessions, options, numbers)
     # Many sessions share a datastore, which is looked at once.
-    opened = {
-        datastore.store: datastore
-        for number in numbers
-        for datastore in sessions[number].datastores.values()
-    }
+    opened = {}
+    for number in numbers:
+        for datastore in sessions[number].datastores.values():
+            opened[datastore.store] = datastore
     if any(datastore.fault() for datastore in opened.values()):
         changed = [number for number in numbers if sessions[number].leave_out_unreadable()]
         if changed:

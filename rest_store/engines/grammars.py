@@ -19,10 +19,10 @@ class Grammars:
 
     def __init__(self, failed: Callable[[str, BaseException], object]) -> None:
         self._failed = failed
-        self._kept: dict[Hashable, Grammar | None] = {}
+        self._grammars: dict[Hashable, Grammar | None] = {}
         self._lock = Lock()
 
-    def of(self, key: Hashable, make: Callable[[], Grammar | None]) -> Grammar | None:
+    def shared(self, key: Hashable, make: Callable[[], Grammar | None]) -> Grammar | None:
         """Return the grammar of a request; None: there is none that is known here.
 
         Args:
@@ -30,14 +30,14 @@ class Grammars:
             make: makes it; an error is counted once, and costs these requests its drafts.
         """
         with self._lock:
-            if key in self._kept:
-                return self._kept[key]
+            if key in self._grammars:
+                return self._grammars[key]
             try:
                 grammar = make()
             except Exception as error:
                 self._failed("grammar", error)
                 grammar = None
-            if len(self._kept) >= _MAX_GRAMMARS:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[key] = grammar
+            if len(self._grammars) >= _MAX_GRAMMARS:
+                self._grammars.pop(next(iter(self._grammars)))
+            self._grammars[key] = grammar
             return grammar

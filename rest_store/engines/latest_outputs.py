@@ -22,22 +22,22 @@ _UNREAD = (-1, 0)
 
 
 class LatestOutputs:
-    """The latest documents of a memory as one array. Thread-safe.
+    """The latest remembered outputs as one array. Thread-safe.
 
-    There are none where the memory is in no datastore of this process, and none where it tells
-    others of a text only once several groups have written it: queries alone can tell.
+    There are none if the outputs are in no datastore of this process. There are none either if a
+    group is told of a text only once several groups have written it: queries alone can tell.
 
     Args:
-        memory: the remembered outputs, or None.
+        target: outputs are added to it; or None.
         clock: returns the time in seconds.
     """
 
-    def __init__(self, memory: Any, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._memory = memory if isinstance(memory, Namespace) else None
+    def __init__(self, target: Any, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._target = target if isinstance(target, Namespace) else None
         self._clock = clock
         self._is_wanted = False
         self._tokens = NO_TOKENS
-        # When it was read: the memory's newest change, and how many groups share.
+        # When it was read: the target's newest change, and how many groups share.
         self._state = _UNREAD
         self._read_at: float | None = None
         self._lock = threading.Lock()
@@ -53,14 +53,14 @@ class LatestOutputs:
         return self._tokens
 
     def refresh(self) -> None:
-        """Read the documents anew if the memory has changed; at most every five seconds.
+        """Read the documents anew if the target has changed; at most every five seconds.
 
         So a document that is deleted is gone five seconds later.
 
         Raises:
             RestStoreError: they cannot be read. There are none then.
         """
-        if self._memory is None or not self._is_wanted:
+        if self._target is None or not self._is_wanted:
             return
         with self._lock:
             now = self._clock()
@@ -68,9 +68,9 @@ class LatestOutputs:
                 return
             self._read_at = now
             try:
-                state = (self._memory.newest_change, self._memory.shared_after)
+                state = (self._target.newest_change, self._target.shared_after)
                 if state != self._state:
-                    self._tokens = _read(self._memory)
+                    self._tokens = _read(self._target)
                     self._state = state
             except BaseException:
                 self._tokens = NO_TOKENS
@@ -78,21 +78,21 @@ class LatestOutputs:
                 raise
 
 
-def _read(memory: Namespace) -> npt.NDArray[np.int32]:
-    """Return the latest documents of a memory."""
-    if memory.shared_after > 1:
+def _read(target: Namespace) -> npt.NDArray[np.int32]:
+    """Return the latest documents of a target."""
+    if target.shared_after > 1:
         return NO_TOKENS
     count = _FIRST_DOCUMENTS
     while True:
-        parts: list[npt.NDArray[Any]] = []
-        for document in memory.documents(latest=count):
-            parts += [document.tokens, np.array([END])]
-        size = sum(part.size for part in parts)
-        if size >= MAX_TOKENS or len(parts) < 2 * count or count >= _MAX_DOCUMENTS:
+        arrays: list[npt.NDArray[Any]] = []
+        for document in target.documents(latest=count):
+            arrays += [document.tokens, np.array([END])]
+        size = sum(array.size for array in arrays)
+        if size >= MAX_TOKENS or len(arrays) < 2 * count or count >= _MAX_DOCUMENTS:
             break
         count *= 4
     tokens: npt.NDArray[np.int32] = np.concatenate(
-        [NO_TOKENS, *parts], dtype=np.int32, casting="unsafe"
+        [NO_TOKENS, *arrays], dtype=np.int32, casting="unsafe"
     )
     tokens = tokens[-MAX_TOKENS:].copy()
     tokens.flags.writeable = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rest_store.drafting.draft_options import TOP_K
-from rest_store.drafting.top_k import most_likely
+from rest_store.drafting.most_likely import most_likely
 
 
 def likely_tokens(logits: torch.Tensor) -> torch.Tensor:

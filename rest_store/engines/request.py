@@ -16,8 +16,8 @@ from rest_store.drafting.draft_options import TopK
 from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.session import DraftSession
+from rest_store.engines.engine_sources import RequestSources
 from rest_store.engines.prediction import Prediction
-from rest_store.engines.sources import RequestSources
 from rest_store.errors import describe
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
@@ -250,14 +250,14 @@ class EngineRequest:
         if tree is None or not len(tree):
             return [], []
         path = tree.longest_path(step.tokens.tolist()).tolist()
-        origins = [self._of_engine(mask) for mask in np.asarray(tree.origins).tolist()]
+        origins = [self._to_engine_origins(mask) for mask in np.asarray(tree.origins).tolist()]
         self._draft_tokens += len(tree)
         self._accepted_tokens += len(path)
         if self._prediction is not None:
             self._prediction.count(self._text[-2:].tolist(), tree, origins, path)
         return origins, path
 
-    def _of_engine(self, origins: int) -> int:
+    def _to_engine_origins(self, origins: int) -> int:
         """Return origins of the session as those of the engine, which may have more sources."""
         if origins not in self._origins:
             places = enumerate(self.sources.places)

@@ -27,11 +27,11 @@ from rest_store.drafting.remembering import (
     remember,
 )
 from rest_store.drafting.session import DraftSession
+from rest_store.engines.engine_metrics import EngineMetrics
+from rest_store.engines.engine_sources import EngineSources
 from rest_store.engines.latest_outputs import NO_TOKENS
-from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.prediction import Prediction
 from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest, Tokens
-from rest_store.engines.sources import EngineSources
 from rest_store.errors import describe
 
 _WORK_SECONDS = 0.5  # between calls of `work`
@@ -420,7 +420,7 @@ class RequestDrafter:
         request.drafted = None
 
     def work(self) -> None:
-        """Remember outputs when the engine is idle, publish the metrics, and read memories anew."""
+        """Remember outputs when the engine is idle, publish metrics, and read the latest ones."""
         if self._clock() - self._drafted_at >= _IDLE_SECONDS:
             self._rest()
             with self._lock:

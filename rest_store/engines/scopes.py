@@ -1,4 +1,4 @@
-"""What an engine's requests share, apart for each namespace and each adapter."""
+"""State that an engine's requests share, apart for each namespace and each adapter."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from weakref import WeakKeyDictionary
 
 from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.sources import RecycledLogits
+from rest_store.engines.engine_settings import ADAPTER_MARK
 from rest_store.engines.latest_outputs import LatestOutputs
-from rest_store.engines.settings import ADAPTER_MARK
 
 _MAX_SCOPES = 64  # besides those of the settings: of adapters
 
 
 class Scope:
-    """Memory, recycled logits and grammars' choices that some requests share, and no others see.
+    """The remembered outputs, recycled logits and grammars' choices that some requests share.
 
     Args:
-        memory: the remembered outputs of these requests: a store, a client of a service, or None.
+        target: their outputs are added to it: a store, a client of a service, or None.
     """
 
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
-        self.latest_outputs = LatestOutputs(memory)
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.latest_outputs = LatestOutputs(target)
         self.logits = RecycledLogits()
         self._grammars: WeakKeyDictionary[Grammar, Grammar] = WeakKeyDictionary()
         self._lock = Lock()
@@ -50,13 +50,13 @@ class Scopes:
     """The scopes of an engine, by namespace and adapter. Thread-safe.
 
     Args:
-        open_memory: returns the memory of one namespace of the live datastore.
+        open_target: opens the target of one namespace of the live datastore.
         namespaces: that the operator named; their scopes are opened at once.
     """
 
-    def __init__(self, open_memory: Callable[[str], Any], namespaces: list[str]) -> None:
-        self._open_memory = open_memory
-        self._named = {name: Scope(open_memory(name)) for name in namespaces}
+    def __init__(self, open_target: Callable[[str], Any], namespaces: list[str]) -> None:
+        self._open_target = open_target
+        self._named = {name: Scope(open_target(name)) for name in namespaces}
         self._adapted: OrderedDict[str, Scope] = OrderedDict()
         self._lock = Lock()
 
@@ -73,22 +73,22 @@ class Scopes:
     def get(self, namespace: str, adapter: str) -> Scope:
         """Return the scope of requests.
 
-        The namespace of an adapter's memory has the adapter's name behind a mark that no other
-        namespace has. Of the scopes of adapters, the most recently used ones are kept.
+        The outputs of an adapter have a namespace whose name is the adapter's behind a mark that no
+        other namespace has. Of the scopes of adapters, the most recently used ones are kept.
 
         Args:
             namespace: one of `namespaces`.
             adapter: "": none.
 
         Raises:
-            RestStoreError: of the subclass for the cause: an adapter's memory cannot be opened.
+            RestStoreError: of the subclass for the cause: an adapter's target cannot be opened.
         """
         if not adapter:
             return self._named[namespace]
         name = f"{namespace}{ADAPTER_MARK}{adapter}"
         with self._lock:
             if name not in self._adapted:
-                self._adapted[name] = Scope(self._open_memory(name))
+                self._adapted[name] = Scope(self._open_target(name))
                 if len(self._adapted) > _MAX_SCOPES:
                     self._adapted.popitem(last=False)
             self._adapted.move_to_end(name)

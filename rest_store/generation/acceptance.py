@@ -15,7 +15,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.output import Piece
 from rest_store.generation.rows import Row
-from rest_store.generation.top_k import TopTokens
+from rest_store.generation.top_tokens import TopTokens
 from rest_store.generation.typical import typical_path
 
 
@@ -166,7 +166,7 @@ class Acceptance:
                 return tokens, nodes
 
     def _ends(self, row: Row) -> bool:
-        """Whether the last token of `row` meets a stopping criterion."""
+        """Return whether the last token of `row` meets a stopping criterion."""
         if self._stops.are_simple:
             return self._stops.after(row.tokens[-1], len(row.tokens))
         return self._stops.judge(row.ids(), tuple(row.scores) or None)

@@ -167,6 +167,6 @@ class TreeAttention:
 
 
 def _has_groups(config: Any) -> bool:
-    """Whether several query heads share keys and values."""
+    """Return whether several query heads share keys and values."""
     heads = getattr(config, "num_attention_heads", None)
     return getattr(config, "num_key_value_heads", heads) != heads

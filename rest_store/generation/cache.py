@@ -33,7 +33,7 @@ _WITH_STATES = {
 
 @dataclass(frozen=True)
 class Pattern:
-    """What the attention layers of one kind see.
+    """The positions that the attention layers of one kind see.
 
     Attributes:
         name: "full_attention" or "sliding_attention", as in `config.layer_types`.
@@ -153,7 +153,7 @@ class TreeLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> torch.Tensor:
-        """What is held, [rows, heads, slots, size]."""
+        """The keys in use, [rows, heads, slots, size]."""
         keys: torch.Tensor = self.slots.keys[self.number, :, :, : self.slots.end - self.slots.base]
         return keys
 
@@ -287,10 +287,8 @@ class TreeKVCache(Cache):
                     moves.append((row, source, target))
         if moves:
             on_host = torch.tensor(moves).T.contiguous()
-            on_devices = {
-                device: on_host.to(device)
-                for device in {group.keys.device for group in self.groups}
-            }
+            devices = {group.keys.device for group in self.groups}
+            on_devices = {device: on_host.to(device) for device in devices}
             for group in self.groups:
                 group.move(*on_devices[group.keys.device])
         for row, path in enumerate(paths):
@@ -317,7 +315,7 @@ class TreeKVCache(Cache):
 
 
 def has_states(cache: Any) -> bool:
-    """Whether a layer of `cache` holds states of a recurrence or of a convolution.
+    """Return whether a layer of `cache` holds states of a recurrence or of a convolution.
 
     Only the layer classes of the seam count.
     """
@@ -334,7 +332,7 @@ def layers_with_states(cache: Any) -> set[int]:
 
 
 def holds_keys(cache: Cache) -> bool:
-    """Whether a layer of `cache` has keys, so that it knows how many tokens it holds."""
+    """Return whether a layer of `cache` has keys, so that it knows how many tokens it holds."""
     return not has_states(cache) or bool(_attention_layers(cache))
 
 

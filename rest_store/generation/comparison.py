@@ -50,7 +50,7 @@ class Speedup:
         return self.pairs > 1 and self.high <= _NARROW * self.low
 
     def __str__(self) -> str:
-        """The median where it is certain; otherwise "faster" or "slower" if that is, or neither."""
+        """Return the median if it is certain, or "faster" or "slower" if that is, or neither."""
         pairs = f"{counted(self.pairs, 'pair')} of runs"
         ends = f"{self.low:.2f}" if self.pairs == 1 else f"{self.low:.2f} to {self.high:.2f}"
         if self.is_certain:

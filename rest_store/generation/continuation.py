@@ -21,7 +21,7 @@ from rest_store.generation.prefill import prefill
 from rest_store.generation.seam import name_of_cache
 from rest_store.generation.support import vocabulary_size
 
-# By model_type. What is here was tried with tiny models of random weights
+# By model_type. All of them were tried with tiny models of random weights
 # (tests/generation/test_continuation.py).
 EXACT = {
     "bailing_hybrid",
@@ -81,7 +81,7 @@ def require_continuation(model: Any) -> None:
 
 
 def is_known(model: Any, families: Set[str] = EXACT) -> bool:
-    """Whether a model is of a family of transformers that is known to do so, or of others."""
+    """Return whether a model is of one of these families of transformers."""
     family = model.config.get_text_config(decoder=True).model_type
     return type(model).__module__.startswith("transformers.models.") and family in families
 

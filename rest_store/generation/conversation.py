@@ -12,7 +12,7 @@ Message = Mapping[str, Any]
 
 
 def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
-    """Whether a prompt is meant to be the messages of a chat."""
+    """Return whether a prompt is meant to be the messages of a chat."""
     return (
         isinstance(prompt, Sequence)
         and len(prompt) > 0

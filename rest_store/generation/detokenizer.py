@@ -63,7 +63,7 @@ class Detokenizer:
         return word
 
     def _is_silent(self, token: int) -> bool:
-        """Whether a token is special, or an id without a token."""
+        """Return whether a token is special, or an id without a token."""
         silent = self._silent.get(token)
         if silent is None:
             silent = self._silent[token] = not self._decoded([token, token])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 
 
@@ -18,7 +19,7 @@ class DraftCounts:
         accepted: draft tokens accepted.
         failed: calls that raised.
         errors: the first few reasons, as text.
-        dropped: steps that went on without a source, as in `SessionStatistics`; added up when
+        omissions: steps that went on without a source, as in `SessionStatistics`; added up when
             sessions close.
     """
 
@@ -29,4 +30,10 @@ class DraftCounts:
     accepted: int = 0
     failed: int = 0
     errors: list[str] = field(default_factory=list)
-    dropped: dict[tuple[str, str], int] = field(default_factory=dict)
+    omissions: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    @property
+    def dropped(self) -> dict[tuple[str, str], int]:
+        """The former name of `omissions`, which goes with the next release."""
+        warnings.warn("dropped is now called omissions", FutureWarning, stacklevel=2)
+        return self.omissions

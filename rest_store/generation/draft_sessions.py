@@ -30,7 +30,7 @@ from rest_store.generation.draft_counts import DraftCounts
 if TYPE_CHECKING:  # torch is not needed here
     from rest_store.generation.drafting_options import DraftingOptions
     from rest_store.generation.output import Piece
-    from rest_store.generation.top_k import TopTokens
+    from rest_store.generation.top_tokens import TopTokens
 
 EMPTY = TokenTree([], [], [], scores=[], origins=[])
 _LONG_ABSENCE = 3  # steps after which a source that is still absent at the end is reported
@@ -218,8 +218,8 @@ class DraftSessions:
         session, self._sessions[row] = self._sessions[row], None
         if session is None:
             return
-        for source, steps in session.statistics.dropped.items():
-            self.counts.dropped[source] = self.counts.dropped.get(source, 0) + steps
+        for source, steps in session.statistics.omissions.items():
+            self.counts.omissions[source] = self.counts.omissions.get(source, 0) + steps
         for absence in session.statistics.absent.values():
             if absence.steps >= min(_LONG_ABSENCE, session.statistics.steps):
                 self._stopped[absence.reason] = None
@@ -237,10 +237,10 @@ class DraftSessions:
         # A chain that was shortened has its first nodes.
         drafted = self._drafted[row]
         nodes = drafted.nodes[: len(piece.trees[row])]
-        of_nodes = np.full((1 + drafted.size, top.shape[1]), -1, np.int32)
-        of_nodes[0] = top[0]  # also where there is no tree
-        of_nodes[1 + nodes] = top[1 : 1 + nodes.size]
-        return {"top_k": likely, "node_top_k": of_nodes}
+        node_tokens = np.full((1 + drafted.size, top.shape[1]), -1, np.int32)
+        node_tokens[0] = top[0]  # also where there is no tree
+        node_tokens[1 + nodes] = top[1 : 1 + nodes.size]
+        return {"top_k": likely, "node_top_k": node_tokens}
 
 
 def likeliest_nodes(tree: TokenTree) -> npt.NDArray[np.intp]:

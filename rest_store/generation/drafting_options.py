@@ -126,14 +126,14 @@ class DraftingOptions:
             return None
         sources = list(self.sources or ())  # the caller may change it
         calibration = Calibration.default() if self.calibration is None else self.calibration
-        of_groups: dict[str, list[IntSequence]] = {}
+        by_group: dict[str, list[IntSequence]] = {}
 
         def make(row: int, prompt: list[int]) -> DraftSession:
             group = self.group_of(row, rows)
-            if group not in of_groups:
-                of_groups[group] = self._references_of(group, failed)
+            if group not in by_group:
+                by_group[group] = self._references_of(group, failed)
             own = [self.grammars[row * len(self.grammars) // rows]] if self.grammars else []
-            references = of_groups[group]
+            references = by_group[group]
             return DraftSession(
                 [*sources, *own],
                 prompt,

@@ -19,7 +19,7 @@ import torch
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget
-from rest_store.errors import ArgumentError, NotSupportedError, describe
+from rest_store.errors import ArgumentError, NotSupportedError
 from rest_store.generation.drafting_options import DraftingOptions
 from rest_store.generation.loop import Generation
 from rest_store.generation.seam import streamer_of_the_call
@@ -111,15 +111,15 @@ def generate(
     """
     if drafter is not None:
         if sources is not None:
-            expected = "sources alone: drafter is its former name"
-            raise ArgumentError(describe("generate", "drafter", "passed beside sources", expected))
+            raise ArgumentError(
+                "generate: pass sources alone; drafter, which is passed beside it, is its former"
+                " name"
+            )
         warnings.warn("drafter= is now called sources=", FutureWarning, stacklevel=2)
         sources = drafter
     streamer = streamer_of_the_call()
     if streamer is not None and stream_to is not None:
-        raise NotSupportedError(
-            describe("generate", "streamer", "given beside stream_to", "one of them")
-        )
+        raise NotSupportedError("generate: pass streamer or stream_to, not both")
     generation = Generation(
         model,
         input_ids,

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, StopStringCriteria
 
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
@@ -22,23 +21,22 @@ from rest_store.drafting.members import MemberSource
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.sources import RecycledLogits, source_names
 from rest_store.errors import (
-    ArgumentError,
     DraftingWarning,
     NotSupportedError,
     PromptWarning,
     TokenizerLoadError,
-    describe,
 )
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
 from rest_store.generation.constraints import Constraints
-from rest_store.generation.conversation import is_chat, tokenized, tokenized_chat
 from rest_store.generation.drafting_options import DraftingOptions
 from rest_store.generation.grammar_mask import GrammarMask
 from rest_store.generation.loop import Generation
 from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
+from rest_store.generation.prompt_inputs import prompt_inputs, tokenized_references
 from rest_store.generation.seam import name_of_cache_in
+from rest_store.generation.stop_strings import with_stop_criterion
 from rest_store.generation.stream import Drive, Stream, loop_not_run
-from rest_store.generation.support import device_of, vocabulary_size
+from rest_store.generation.support import device_of
 from rest_store.generation.typical import ACCEPTANCES
 
 
@@ -128,9 +126,9 @@ class Generator:
             MissingExtraError: llguidance is needed, and not installed.
         """
         if compare and (name := name_of_cache_in(options)) is not None:
-            expected = "none: each of several generations would continue it"
             raise NotSupportedError(
-                describe("Generator", name, "passed with compare=True", expected)
+                f"Generator: with compare=True, {name} cannot be passed: each of several"
+                " generations would continue it"
             )
         drafting, options = self._prepare(
             options, references, group, epoch, json_schema=json_schema, regex=regex, grammar=grammar
@@ -187,8 +185,9 @@ class Generator:
     ) -> Any:
         """Return the result of `model.generate`, which calls `drive` with a generation."""
         if options.get("streamer") is not None:
-            expected = "none: iterate over the pieces of Generator.stream"
-            raise NotSupportedError(describe("Generator", "streamer", "passed", expected))
+            raise NotSupportedError(
+                "Generator: streamer cannot be passed: iterate over the pieces of Generator.stream"
+            )
 
         def loop(
             model: Any,
@@ -259,7 +258,10 @@ class Generator:
 
         def plain() -> float:
             return timed(
-                lambda: self.model.generate(**self._inputs(prompt), **_masked(options, drafting))
+                lambda: self.model.generate(
+                    **self._inputs(prompt),
+                    **_masked(options, drafting),
+                )
             )
 
         def drafted(**changes: Any) -> float:
@@ -307,91 +309,16 @@ class Generator:
 
         Arguments and errors as in `generate`.
         """
-        tokens = self._tokenized(references)
+        tokens = tokenized_references(self.tokenizer, references)
         drafting = replace(self._options, references=tokens, group=group, epoch=epoch)
-        model_options = self._with_stop_strings(options)
+        model_options = with_stop_criterion(self.model, self.tokenizer, options)
         grammars, model_options = self._constraints.constrain(
             model_options, json_schema, regex, grammar
         )
         return replace(drafting, grammars=grammars), model_options
 
-    def _with_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options of `model.generate` with a criterion in place of stop strings.
-
-        These need a tokenizer, which `model.generate` does not pass on to a custom loop.
-        """
-        strings = self._stop_strings(options)
-        if strings is None:
-            return _without(options, "stop_strings", "tokenizer")
-        tokenizer = options.get("tokenizer")
-        tokenizer = self._needed_tokenizer() if tokenizer is None else tokenizer
-        criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
-        others = self._without_stop_strings(options)
-        others["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
-        return others
-
-    def _stop_strings(self, options: Mapping[str, Any]) -> Any:
-        """Return the stop strings of a call; None: there are none.
-
-        They are an argument, or stand in a `generation_config`: that of the call or of the model.
-        """
-        configs = (options.get("generation_config"), self._model_config())
-        strings = [options.get("stop_strings"), *map(_stop_strings_in, configs)]
-        return next((value for value in strings if value is not None), None)
-
-    def _without_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options with which `model.generate` sees no stop strings, and no tokenizer."""
-        others = _without(options, "stop_strings", "tokenizer")
-        config = options.get("generation_config")
-        if _stop_strings_in(self._model_config()) is not None:
-            # None in a configuration of the call would be replaced by the model's, and None as an
-            # argument must not stand beside a configuration.
-            call_parameters: dict[str, Any] = {}
-            if config is not None:
-                call_parameters = _parameters_of(others.pop("generation_config"))
-            return {**call_parameters, **others, "stop_strings": None}
-        if _stop_strings_in(config) is not None:
-            others["generation_config"] = copy.deepcopy(config)
-            others["generation_config"].stop_strings = None
-        return others
-
-    def _model_config(self) -> Any:
-        return getattr(self.model, "generation_config", None)
-
     def _inputs(self, prompt: Any) -> dict[str, torch.Tensor]:
-        """Return a prompt as arguments of `model.generate`, on the model's device.
-
-        Each has one row or several.
-
-        Raises:
-            ArgumentError: they are no tensors, or no token ids of the model.
-        """
-        if isinstance(prompt, str):
-            prompt = tokenized(self._needed_tokenizer(), prompt)
-        elif is_chat(prompt):
-            prompt = tokenized_chat(self._needed_tokenizer(), prompt)
-        named = prompt if isinstance(prompt, Mapping) else {"input_ids": prompt}
-        rows = {
-            name: _rows(name, value)
-            for name, value in named.items()
-            if value is not None or value is prompt
-        }
-        if "input_ids" in rows:
-            rows["input_ids"] = _token_ids(rows["input_ids"], vocabulary_size(self.model))
-        return {name: tensor.to(device_of(self.model)) for name, tensor in rows.items()}
-
-    def _tokenized(self, references: Any) -> Any:
-        """Return references as token ids; `DraftingOptions` refuses anything but a list."""
-        if not isinstance(references, list | tuple):
-            return references
-        return [
-            (
-                self._needed_tokenizer()(text, add_special_tokens=False)["input_ids"]
-                if isinstance(text, str)
-                else text
-            )
-            for text in references
-        ]
+        return prompt_inputs(self.model, self.tokenizer, prompt)
 
     def _warn_of_chats(self, output: GeneratorOutput) -> None:
         """Warn if a text ended at once that may have been meant as a question to a chat model."""
@@ -405,13 +332,6 @@ class Generator:
                 stacklevel=3,
             )
 
-    def _needed_tokenizer(self) -> Any:
-        if self.tokenizer is None:
-            raise ArgumentError(
-                describe("Generator", "tokenizer", "None", "a tokenizer, for text and stop strings")
-            )
-        return self.tokenizer
-
 
 def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentity | None:
     """Return the identity of a tokenizer if one of `sources` may have another tokenizer."""
@@ -422,24 +342,6 @@ def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentit
     # Written in Python: no datastore can be built with it, so none is refused.
     except TokenizerLoadError:
         return None
-
-
-def _without(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in names}
-
-
-def _stop_strings_in(config: Any) -> Any:
-    return getattr(config, "stop_strings", None)
-
-
-def _parameters_of(config: Any) -> dict[str, Any]:
-    """Return the parameters that a generation configuration sets, as those of `model.generate`."""
-    known = vars(GenerationConfig())
-    return {
-        name: value
-        for name, value in vars(config).items()
-        if value is not None and name in known and not name.startswith("_")
-    }
 
 
 def _copied(options: DraftingOptions) -> DraftingOptions:
@@ -469,50 +371,3 @@ def _masked(options: Mapping[str, Any], drafting: DraftingOptions) -> dict[str, 
             *(options.get("logits_processor") or ()),
         ],
     }
-
-
-_EXPECTED = (
-    "text, messages of a chat, a row of token ids, several of equal length, or what a tokenizer"
-    " returns"
-)
-
-
-def _rows(name: str, values: Any) -> torch.Tensor:
-    """Return the values of an input as a tensor of at least two dimensions."""
-    try:
-        tensor = torch.as_tensor(values)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        OverflowError,
-    ) as error:  # text, ragged rows, anything else
-        raise ArgumentError(
-            describe("Generator", name, f"a {type(values).__name__} ({error})", _EXPECTED)
-        ) from error
-    return tensor if tensor.ndim > 1 else tensor[None]
-
-
-def _token_ids(rows: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Return int64[rows, length]: models read no narrower ids, such as the uint16 of numpy."""
-    if (
-        rows.is_floating_point()
-        or rows.is_complex()
-        or rows.dtype == torch.bool
-        or rows.ndim != 2
-        or not rows.numel()
-    ):
-        raise ArgumentError(
-            describe(
-                "Generator", "input_ids", f"{rows.dtype} of shape {list(rows.shape)}", _EXPECTED
-            )
-        )
-    rows = rows.long()
-    outside = rows[(rows < 0) | (rows >= vocabulary)]
-    if outside.numel():
-        raise ArgumentError(
-            describe(
-                "Generator", "a token id in input_ids", int(outside[0]), f"0..{vocabulary - 1}"
-            )
-        )
-    return rows

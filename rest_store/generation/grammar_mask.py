@@ -157,7 +157,7 @@ def mask_trees(
                 return None
             for node, bits in enumerate(node_masks):
                 packed[row, node] = _widened(bits, vocabulary)
-    except Exception:  # of a node that may never be reached: what is reached raises it again
+    except Exception:  # of a node that may never be reached; if it is, the error comes again
         return None
     return _masked(logits, packed)
 

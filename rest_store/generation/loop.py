@@ -40,7 +40,7 @@ from rest_store.generation.support import (
     require_model,
     vocabulary_size,
 )
-from rest_store.generation.top_k import TopTokens, read_top_tokens
+from rest_store.generation.top_tokens import TopTokens, read_top_tokens
 from rest_store.generation.typical import ACCEPTANCES, require_typical
 from rest_store.generation.verify import make_verifier, require_verifier
 

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from rest_store.errors import ModelLoadError, describe
 from rest_store.loading.hub import hub_failure
-from rest_store.loading.tokenizer import load_tokenizer
+from rest_store.loading.loaded_tokenizer import load_tokenizer
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # anything else can only be a path
 # Of a model, or of an adapter that names its model.

@@ -1,9 +1,10 @@
-"""What a generation writes, pass by pass and as a whole, and the time it takes."""
+"""The output of a generation, pass by pass and as a whole, and its time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from rest_store.datastore.render import counted
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import RememberCounts
-from rest_store.errors import ArgumentError, NotSupportedError, describe
+from rest_store.errors import ArgumentError, NotSupportedError
 from rest_store.generation.comparison import Comparison
 from rest_store.generation.draft_counts import DraftCounts
 from rest_store.generation.rows import Row
@@ -23,7 +24,7 @@ MODEL = "model"  # stands for tokens that no source drafted
 
 @dataclass
 class Piece:
-    """What one forward pass wrote.
+    """The tokens that one forward pass wrote.
 
     Attributes:
         tokens: for each row the tokens written, possibly none: those of the accepted path, then the
@@ -62,10 +63,11 @@ class Piece:
 
         Position 0 is the first token of the step.
         """
-        return [
-            [0, *(1 + node for node in nodes)][: len(tokens)]
-            for tokens, nodes in zip(self.tokens, self.accepted, strict=True)
-        ]
+        paths = []
+        for tokens, nodes in zip(self.tokens, self.accepted, strict=True):
+            path = [0, *(1 + node for node in nodes)]
+            paths.append(path[: len(tokens)])
+        return paths
 
 
 @dataclass
@@ -127,7 +129,7 @@ class Statistics:
         )
 
     def __str__(self) -> str:
-        """The pace and the speed in words."""
+        """Return the pace and the speed in words."""
         return f"{self.pace}, {self.tokens_per_second:.1f} tokens a second"
 
     @property
@@ -140,8 +142,8 @@ class Statistics:
             (drafts.nodes, f"{counted(drafts.nodes, 'draft token')} verified, all of them wrong"),
             (drafts.empty, f"{counted(drafts.empty, 'draft')} without a match that pays"),
             (
-                sum(drafts.dropped.values()),
-                f"{counted(sum(drafts.dropped.values()), 'answer')} late or failed",
+                sum(drafts.omissions.values()),
+                f"{counted(sum(drafts.omissions.values()), 'answer')} late or failed",
             ),
             (
                 drafts.paused,
@@ -196,11 +198,11 @@ class GeneratorOutput:
 
     @property
     def by_source(self) -> str:
-        """What each source gave, in words."""
+        """The accepted tokens of each source, in words."""
         return ", ".join(f"{number} from {name}" for name, number in self.sources.items())
 
     def __str__(self) -> str:
-        """All this in a line, and the comparison, which then has the speed, in another."""
+        """Return all this in a line, and the comparison, which then has the speed, in another."""
         return self.words([self.statistics.no_gain])
 
     def words(self, remarks: Sequence[str]) -> str:
@@ -257,10 +259,8 @@ def _by_token(rows: Sequence[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
     if not rows[0]:  # closed before the first token
         return ()
     zeros = torch.zeros_like(rows[0][0])
-    steps = range(max(len(row) for row in rows))
-    return tuple(
-        torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in steps
-    )
+    by_token = zip_longest(*rows, fillvalue=zeros)
+    return tuple(map(torch.cat, by_token))
 
 
 def accepted_by_source(origins: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, int]:
@@ -271,7 +271,7 @@ def accepted_by_source(origins: Sequence[Sequence[int]], names: Sequence[str]) -
         names: of the sources; tokens of others count as "drafted".
     """
     accepted = dict.fromkeys([*names, MODEL], 0)
-    for origin in (origin for row in origins for origin in row):
+    for origin in chain.from_iterable(origins):
         bits = [bit for bit in range(origin.bit_length()) if origin >> bit & 1]
         for name in {names[bit] if bit < len(names) else "drafted" for bit in bits} or {MODEL}:
             accepted[name] = accepted.get(name, 0) + 1
@@ -285,10 +285,8 @@ def only_text(where: str, texts: Sequence[str] | None) -> str:
     """
     if texts is None:
         raise ArgumentError(
-            describe(
-                where, "text", "unknown", "Generator(model, tokenizer, ...), to decode the tokens"
-            )
+            f"{where}: there is no text without a tokenizer: use Generator(model, tokenizer, ...)"
         )
     if len(texts) != 1:
-        raise NotSupportedError(describe(where, "text", f"that of {len(texts)} rows", "one row"))
+        raise NotSupportedError(f"{where}: there are the texts of {len(texts)} rows; use `texts`")
     return texts[0]

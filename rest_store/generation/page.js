@@ -1,11 +1,13 @@
 "use strict";
-// Shows the draft tree of the chosen forward pass. Passes are chosen by their links, the two buttons and the arrow keys.
+// Shows the draft tree of the chosen forward pass. Passes are chosen by their links, the two
+// buttons and the arrow keys.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const links = [...document.querySelectorAll("a.pass")];
 const panel = document.getElementById("pass");
-const KEY = "Downwards: the text, ✓ drafted. Beside it: other draft tokens at that place. Letters are sources; " +
-  "percentages say how probable it was, before the pass, that the token would be accepted.";
+const KEY = "Downwards: the text, ✓ drafted. Beside it: other draft tokens at that place. " +
+  "Letters are sources; percentages say how probable it was, before the pass, that the token " +
+  "would be accepted.";
 let chosen = 0;
 
 /** Return a new element; children are elements and texts. */
@@ -47,7 +49,7 @@ function duration(microseconds) {
   return `${(microseconds / 1e6).toFixed(2)} s`;
 }
 
-/** Return a token of the tree as a box: its text, and below it its sources and its acceptance probability. */
+/** Return a token of the tree as a box: its text, then its sources and acceptance probability. */
 function box(text, kind, below, description) {
   const word = visible(text);
   return make("span", { class: `node ${kind}`, title: `${word} : ${description}` },
@@ -94,28 +96,38 @@ function branches(pass, children, nodes) {
   }));
 }
 
-/** Return the draft tree: downwards the text, and beside each token the other draft tokens at its place. */
+/** Return the draft tree: downwards the text, and beside each token the others at its place. */
 function tree(pass) {
   const children = childrenOf(pass);
   const path = make("ol", {});
-  if (pass.context !== null) path.append(make("li", {}, box(pass.context, "context", "so far", "the last token so far")));
+  if (pass.context !== null) {
+    const last = box(pass.context, "context", "so far", "the last token so far");
+    path.append(make("li", {}, last));
+  }
   [-1, ...pass.accepted].forEach((parent, place) => {
     const node = pass.accepted[place];
     const others = children.get(parent).filter((other) => other !== node);
     const item = make("li", { class: "accepted" });
-    if (node !== undefined) item.append(nodeBox(pass, node, true));
-    else if (pass.bonus !== null) item.append(box(pass.bonus, "model", "the model", "chosen by the model itself"));
-    else if (!others.length) return;
+    if (node !== undefined) {
+      item.append(nodeBox(pass, node, true));
+    } else if (pass.bonus !== null) {
+      item.append(box(pass.bonus, "model", "the model", "chosen by the model itself"));
+    } else if (!others.length) {
+      return;
+    }
     if (others.length) item.append(branches(pass, children, others));
     path.append(item);
   });
-  return make("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "Draft tree" }, path);
+  const attributes = { class: "tree", tabindex: "0", role: "group", "aria-label": "Draft tree" };
+  return make("div", attributes, path);
 }
 
 function outcome(pass, number) {
   const nodes = pass.parents.length;
   const own = pass.bonus === null ? "" : ", then the model's own token";
-  if (number === 0) return "The prompt's pass: nothing is drafted yet, and the model writes one token.";
+  if (number === 0) {
+    return "The prompt's pass: nothing is drafted yet, and the model writes one token.";
+  }
   if (!nodes) return "Nothing was drafted: the model writes one token.";
   return `${pass.accepted.length} of ${counted(nodes, "draft token")} accepted${own}.`;
 }
@@ -123,11 +135,14 @@ function outcome(pass, number) {
 /** Return how long the step took, as text and as a bar. */
 function times(pass) {
   const [all, drafting, forward] = pass.times;
-  const parts = [["drafting", drafting], ["forward pass", forward], ["the rest", Math.max(0, all - drafting - forward)]];
+  const rest = Math.max(0, all - drafting - forward);
+  const shares = [["drafting", drafting], ["forward pass", forward], ["the rest", rest]];
   const list = make("dl", { class: "times" });
-  for (const [name, time] of parts) list.append(make("div", {}, make("dt", {}, name), make("dd", {}, duration(time))));
+  for (const [name, time] of shares) {
+    list.append(make("div", {}, make("dt", {}, name), make("dd", {}, duration(time))));
+  }
   const bar = make("div", { class: "timebar", "aria-hidden": "true" });
-  for (const [, time] of parts) bar.append(make("span", { style: `flex-grow:${time}` }));
+  for (const [, time] of shares) bar.append(make("span", { style: `flex-grow:${time}` }));
   return [bar, list];
 }
 
@@ -162,12 +177,13 @@ function show(number) {
   );
 }
 
-/** Show a pass that the reader chose: in sight, with the focus if that is in the text, and in the address. */
+/** Show a pass that the reader chose: in sight, in the address, focused if that is in the text. */
 function choose(number) {
   const follows = document.activeElement.classList.contains("pass");
   show(number);
   if (follows) links[chosen].focus({ preventScroll: true });
-  if (getComputedStyle(panel).position === "static") panel.scrollIntoView({ block: "nearest" }); // narrow: below the text
+  const isNarrow = getComputedStyle(panel).position === "static"; // the panel is below the text
+  if (isNarrow) panel.scrollIntoView({ block: "nearest" });
   links[chosen].scrollIntoView({ block: "nearest" });
   history.replaceState(null, "", `#${links[chosen].id}`);
 }

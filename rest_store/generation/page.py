@@ -42,7 +42,9 @@ def page(
     """
     unnamed = (f"source {bit + 1}" for bit in range(len(labels), _MAX_SOURCES))
     labels = [*labels, *unnamed][:_MAX_SOURCES]
-    counts = Counter(origin for piece in passes for origin in piece.origins[0])
+    counts: Counter[int] = Counter()
+    for piece in passes:
+        counts.update(piece.origins[0])
     paragraphs = "".join(f"<p>{escape(remark)}</p>\n" for remark in remarks)
     body = (
         f'<header>\n<p class="overline">rest-store generate</p>\n<h1>{escape(title)}</h1>\n'

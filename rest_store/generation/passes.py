@@ -186,7 +186,7 @@ class TreePasses(Generic[Kind]):
         self._attention.restore()
 
     def _all_seen(self, width: int) -> bool:
-        """Whether a step needs no mask: one token for each row, which sees all slots."""
+        """Return whether a step needs no mask: one token for each row, which sees all slots."""
         one_each = width == 1 and self._seen is None and len(set(self.cache.lengths)) == 1
         return one_each and self._attention.name != "eager"
 

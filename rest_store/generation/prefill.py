@@ -64,7 +64,7 @@ def held_tokens(cache: Any) -> int:
 
 
 def _has_all_tokens(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> bool:
-    """Whether `input_ids` include the tokens of a filled cache, and not the new ones alone."""
+    """Return whether `input_ids` include the tokens of a filled cache beside the new ones."""
     positions = model_kwargs.get("position_ids")
     return positions is None or int(positions.shape[-1]) == input_ids.shape[1]
 

@@ -125,7 +125,7 @@ def _usual_pass(packed: _Packed, rows: int) -> None:
 
 
 def _is_faster_for_one_row(packed: _Packed, linear: _Linear) -> bool:
-    """Whether prepacked weights are faster than the usual layout for an input of one row."""
+    """Return whether prepacked weights are faster than the usual layout for an input of one row."""
     usual = []
     prepacked = []
     for _ in range(_REPEATS):

@@ -141,10 +141,10 @@ def _facts(output: GeneratorOutput) -> dict[str, Any]:
 
 def remarks_on(statistics: Statistics) -> list[str]:
     """Return the faults beside the text, and the reason if nothing was gained."""
-    dropped = statistics.drafts.dropped.items()
+    omissions = statistics.drafts.omissions.items()
     remarks = [statistics.no_gain] if statistics.no_gain else []
     remarks += [
-        f"{counted(steps, 'step')} without {source} ({why})" for (source, why), steps in dropped
+        f"{counted(steps, 'step')} without {source} ({why})" for (source, why), steps in omissions
     ]
     if statistics.remembered.dropped:
         remarks.append(f"not remembered ({statistics.remembered.error})")

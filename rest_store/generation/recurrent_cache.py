@@ -152,7 +152,7 @@ class RecurrentCache(TreeKVCache):
 
     Args:
         cache: as in `TreeKVCache`, with layers that have states.
-        patterns: what each layer sees.
+        patterns: the positions that each layer sees.
         length: tokens in `cache`.
         room: slots that the first step needs.
 
@@ -265,7 +265,10 @@ class RecurrentCache(TreeKVCache):
             _move_states(layer, cache.layers[number])
 
     def _states(self) -> list[torch.Tensor]:
-        return [state for layer in self._state_layers.values() for state in layer.states()]
+        states: list[torch.Tensor] = []
+        for layer in self._state_layers.values():
+            states += layer.states()
+        return states
 
 
 def _rows(cache: Cache) -> int:

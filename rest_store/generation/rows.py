@@ -121,7 +121,9 @@ def make_rows(
     rows = input_ids.shape[0]
     if rows == 1:
         return [Row(input_ids[0], processors, sample=sample, generator=None)]
-    own = [[for_row(processor, row, rows) for processor in processors] for row in range(rows)]
+    own = []
+    for row in range(rows):
+        own.append([for_row(processor, row, rows) for processor in processors])
     generators: list[torch.Generator | None] = [None] * rows
     if sample:
         seeds = torch.randint(2**63 - 1, (rows,)).tolist()

@@ -154,13 +154,13 @@ DEPENDENCIES = (
     *(
         Dependency(f"{_OF_STATE}.{name}")
         for name in (
-            *(
-                "conv_kernel_size",
-                "conv_states",
-                "is_conv_states_initialized",
-                "has_previous_state",
-            ),
-            *("is_recurrent_states_initialized", "number_of_states", "recurrent_states"),
+            "conv_kernel_size",
+            "conv_states",
+            "has_previous_state",
+            "is_conv_states_initialized",
+            "is_recurrent_states_initialized",
+            "number_of_states",
+            "recurrent_states",
         )
     ),
     Dependency(_OF_STATE, (), others=("number_of_states",)),
@@ -182,18 +182,14 @@ DEPENDENCIES = (
         "transformers.integrations.sdpa_attention:sdpa_attention_forward",
         ("module", "query", "key", "value", "attention_mask", "dropout", "scaling"),
     ),
-    *(
-        Dependency(place)
-        for place in (
-            *(f"{_MODEL}:ALL_ATTENTION_FUNCTIONS", f"{_MASKS}:ALL_MASK_ATTENTION_FUNCTIONS"),
-            *(
-                f"{_MASKS}:{kind}_mask"
-                for kind in ("eager", "flash_attention", "flex_attention", "sdpa")
-            ),
-            "transformers.integrations.flash_attention:flash_attention_forward",
-            "transformers.integrations.flex_attention:flex_attention_forward",
-        )
-    ),
+    Dependency(f"{_MODEL}:ALL_ATTENTION_FUNCTIONS"),
+    Dependency(f"{_MASKS}:ALL_MASK_ATTENTION_FUNCTIONS"),
+    Dependency(f"{_MASKS}:eager_mask"),
+    Dependency(f"{_MASKS}:flash_attention_mask"),
+    Dependency(f"{_MASKS}:flex_attention_mask"),
+    Dependency(f"{_MASKS}:sdpa_mask"),
+    Dependency("transformers.integrations.flash_attention:flash_attention_forward"),
+    Dependency("transformers.integrations.flex_attention:flex_attention_forward"),
     # A model and its configuration.
     Dependency(
         f"{_MODEL}:PreTrainedModel.set_attn_implementation", ("self", "attn_implementation")
@@ -211,21 +207,18 @@ DEPENDENCIES = (
     *(
         Dependency(f"{_CONFIG}.{name}")
         for name in (
-            *(
-                "cache_implementation",
-                "do_sample",
-                "eos_token_id",
-                "output_attentions",
-                "output_hidden_states",
-            ),
-            *(
-                "output_logits",
-                "output_scores",
-                "pad_token_id",
-                "prefill_chunk_size",
-                "return_dict_in_generate",
-            ),
-            *("stop_strings", "use_cache"),
+            "cache_implementation",
+            "do_sample",
+            "eos_token_id",
+            "output_attentions",
+            "output_hidden_states",
+            "output_logits",
+            "output_scores",
+            "pad_token_id",
+            "prefill_chunk_size",
+            "return_dict_in_generate",
+            "stop_strings",
+            "use_cache",
         )
     ),
     Dependency("transformers.generation.configuration_utils:GenerationMode.GREEDY_SEARCH"),

@@ -1,6 +1,6 @@
 """Streams: `model.generate` runs in a thread of its own, in turns with the reader of its pieces.
 
-The loop runs inside of `model.generate`, so whatever wraps that call holds for each pass: hooks,
+The loop runs inside of `model.generate`, so wrappers of that call hold for each pass: hooks,
 adapters and prompts of PEFT, a context of its own. A pass runs only while the reader waits for it,
 as if it ran in the reader's thread.
 """
@@ -145,9 +145,9 @@ class _Worker(threading.Thread):
         if self._ended:
             return None
         if not begins and not self.is_alive():
-            expected = "one of this process: its thread is not copied"
             raise NotSupportedError(
-                describe("Generator", "the stream", "that of the process forked", expected)
+                "Generator: the stream began before the process was forked, and its thread is not"
+                " copied; begin another one"
             )
         try:
             if begins:

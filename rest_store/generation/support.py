@@ -122,11 +122,12 @@ def _hooks_that_count_tokens(model: Any) -> str | None:
     """
     for hook in [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]:
         # X-LoRA runs the model in its own hook.
-        if (module := getattr(hook, "__module__", "")).startswith("peft."):
-            return f"that of {module}"
-    for hook in [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]:
-        if getattr(hook, "keywords", {}).get("alora_offsets") is not None:
-            return "that of an activated LoRA (PEFT), which counts from the end of a pass"
+        if (origin := getattr(hook, "__module__", "")).startswith("peft."):
+            return f"that of {origin}"
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if getattr(hook, "keywords", {}).get("alora_offsets") is not None:
+                return "that of an activated LoRA (PEFT), which counts from the end of a pass"
     return None
 
 
@@ -172,7 +173,7 @@ def require_length(model: Any, length: float) -> None:
 
 
 def has_attention(config: Any) -> bool:
-    """Whether a layer attends to other tokens, so that their positions matter.
+    """Return whether a layer attends to other tokens, so that their positions matter.
 
     A recurrent one reads in order.
     """
@@ -251,7 +252,7 @@ def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
     for name, value in model_kwargs.items():
         if name not in _CONTINUED and _holds_tensor(value):
             expected = "no input besides input_ids, their mask and positions"
-            raise NotSupportedError(describe("generation", name, "given", expected))
+            raise NotSupportedError(describe("generation", name, "passed", expected))
 
 
 def require_mode(config: Any, processors: Sequence[Any]) -> None:

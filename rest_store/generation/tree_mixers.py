@@ -221,12 +221,10 @@ class TreeMixers:
         """
         assert initial_state is not None
         heads = value.shape[2]
-        query, key = (
-            part.repeat_interleave(heads // part.shape[2], dim=2)
-            if part.shape[2] != heads
-            else part
-            for part in (query, key)
-        )
+        if query.shape[2] != heads:
+            query = query.repeat_interleave(heads // query.shape[2], dim=2)
+        if key.shape[2] != heads:
+            key = key.repeat_interleave(heads // key.shape[2], dim=2)
         query, key, values, rate, log_step = (
             part.transpose(1, 2).float() for part in (query, key, value, beta, g)
         )
@@ -309,7 +307,7 @@ class TreeMixers:
 
 
 def _reads_trees(forward: Callable[..., Any]) -> bool:
-    """Whether a `forward` calls only functions that we replace, with known parameters."""
+    """Return whether a `forward` calls only functions that we replace, with known parameters."""
     code = getattr(forward, "__code__", None)
     if code is None or "causal_conv1d_fn" not in code.co_names:
         return False

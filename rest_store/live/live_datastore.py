@@ -6,6 +6,7 @@ import os
 from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from rest_store.live.replica import Replica, replica_directory
 from rest_store.live.retention import Retention
 from rest_store.live.sharing import parse_shared_after
 from rest_store.live.writer import Writer
-from rest_store.loading.tokenizer import LoadedTokenizer, load_tokenizer
+from rest_store.loading.loaded_tokenizer import LoadedTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from rest_store.service.channel import Tls
@@ -199,8 +200,10 @@ class LiveDatastore(Namespace):
         segments = self.backend.segments.all
         role = self.backend.role
         replica = role if isinstance(role, Replica) else None
-        times = [time for segment in segments for time in (segment.oldest, segment.newest)]
-        files = [file for segment in segments for file in segment.view.files]
+        files = chain.from_iterable(segment.view.files for segment in segments)
+        times: list[float] = []
+        for segment in segments:
+            times += [segment.oldest, segment.newest]
         return LiveInfo(
             path=self.path,
             tokenizer=self.tokenizer,

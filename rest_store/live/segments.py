@@ -52,7 +52,7 @@ class Segments:
         self._empty_snapshot = Snapshot.from_views([_empty_view(vocabulary_size)], vocabulary_size)
         self._snapshots: dict[str, Snapshot] = {}
         self._published_shared_after = 1
-        self._of_readers: dict[str, _ReaderSnapshots] = {}
+        self._reader_snapshots: dict[str, _ReaderSnapshots] = {}
 
     @property
     def all(self) -> list[Segment]:
@@ -72,12 +72,12 @@ class Segments:
             segments = self.by_namespace.get(namespace)
             if segments is None:
                 return self._empty_snapshot
-            of_readers = self._of_readers.setdefault(namespace, _ReaderSnapshots())
-            snapshot = of_readers.present.get(reader)
+            reader_snapshots = self._reader_snapshots.setdefault(namespace, _ReaderSnapshots())
+            snapshot = reader_snapshots.present.get(reader)
             if snapshot is None:
                 snapshot = self._snapshot_of_reader(segments, reader)
-                of_readers.present[reader] = snapshot
-                of_readers.latest.append(snapshot)
+                reader_snapshots.present[reader] = snapshot
+                reader_snapshots.latest.append(snapshot)
             return snapshot
 
     def _snapshot_of_reader(self, segments: Sequence[Segment], reader: str) -> Snapshot:
@@ -100,11 +100,11 @@ class Segments:
         snapshots = dict(self._snapshots)
         shared_after = self.shared_after
         is_shared_as_before = shared_after == self._published_shared_after
-        of_readers = dict(self._of_readers) if is_shared_as_before else {}
+        reader_snapshots = dict(self._reader_snapshots) if is_shared_as_before else {}
         for namespace, segments in changed.items():
             if tuple(segments) == present.get(namespace) and is_shared_as_before:
                 continue
-            of_readers.pop(namespace, None)
+            reader_snapshots.pop(namespace, None)
             if segments:
                 present[namespace] = tuple(segments)
                 views = [segment.view for segment in segments]
@@ -118,7 +118,7 @@ class Segments:
         with self._changed:
             self.by_namespace = present
             self._snapshots = snapshots
-            self._of_readers = of_readers
+            self._reader_snapshots = reader_snapshots
             self._published_shared_after = shared_after
             self.newest = newest
             self._changed.notify_all()

@@ -34,7 +34,7 @@ def sample_digest(encode: Callable[[str], Sequence[int]]) -> str:
     Args:
         encode: returns the token ids of a text, without any that are added around it.
     """
-    ids = [[int(token) for token in encode(text)] for text in SAMPLE]
+    ids = [list(map(int, encode(text))) for text in SAMPLE]
     return (
         "sha256:"
         + hashlib.sha256(json.dumps(ids, separators=(",", ":")).encode("ascii")).hexdigest()

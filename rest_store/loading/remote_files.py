@@ -26,7 +26,7 @@ PACKAGES = {
     "https": "aiohttp",
     "http": "aiohttp",
 }
-"""What reads the addresses of each scheme."""
+"""The package that reads the addresses of each scheme."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PIECE_BYTES = 8 << 20  # of one request
 
@@ -75,7 +75,7 @@ class RemoteFiles:
         MissingExtraError: its package is not installed.
     """
 
-    build = ""  # whichever is there
+    build = ""  # any build
 
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/")
@@ -98,7 +98,7 @@ class RemoteFiles:
                     yield piece
         except Exception as error:  # those of the libraries have no common base
             failure: BaseException = error
-            # `fsspec` says so of whatever a web server answers, or does not.
+            # `fsspec` raises it for any answer of a web server, and for none.
             if isinstance(error, FileNotFoundError):
                 failure = error.__cause__ or error
             if isinstance(failure, FileNotFoundError) or getattr(failure, "status", 0) == 404:

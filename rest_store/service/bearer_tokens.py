@@ -56,7 +56,7 @@ class Grant(NamedTuple):
         """Raise PermissionDeniedError if the call may use some groups alone.
 
         Args:
-            operation: a participle for the message: what a live datastore would be.
+            operation: the refused operation for the message, as a participle.
         """
         if self.groups is not None:
             raise PermissionDeniedError(

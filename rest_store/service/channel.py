@@ -123,9 +123,7 @@ class Dialer:
         if tls is not None:
             if (tls.certificate is None) != (tls.key is None):
                 raise ArgumentError(
-                    describe(
-                        "client", "certificate", "without its other half", "certificate and key"
-                    )
+                    "client: a certificate and its key belong together; one of them is missing"
                 )
             certificate, key, ca = read_certificates(
                 tls.certificate, tls.key, tls.ca, ArgumentError

@@ -87,7 +87,7 @@ class DatastoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DraftSession(self, request_iterator, context):
-        """The draft session of one generation, run by the service: the client sends its text once and then what is new, and
+        """The draft session of one generation, run by the service: the client sends its text once, then new tokens, and
         gets draft trees that are ready to be verified. docs/reference/protocol.md walks through it. One response per request
         that asks for a tree, in order.
         """

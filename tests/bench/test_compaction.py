@@ -37,9 +37,9 @@ def test_a_compaction_keeps_the_first_and_the_last_tokens_and_what_is_known_of_t
     whole, compacted, archived = contexts(100)
     assert whole.cut(one)[0] is one
     cut, references = compacted.cut(one)
-    kept = [*range(KEPT_FIRST), *range(one.prompt.size - 100, one.prompt.size)]
-    assert cut.prompt.tolist() == one.prompt[kept].tolist()
-    assert cut.top_k.tolist() == one.top_k[[*kept, *range(one.prompt.size, 2_600)]].tolist()
+    positions = [*range(KEPT_FIRST), *range(one.prompt.size - 100, one.prompt.size)]
+    assert cut.prompt.tolist() == one.prompt[positions].tolist()
+    assert cut.top_k.tolist() == one.top_k[[*positions, *range(one.prompt.size, 2_600)]].tolist()
     assert (cut.output.tolist(), references) == (one.output.tolist(), [])
     same, [archive] = archived.cut(one)
     assert same.prompt.tolist() == cut.prompt.tolist()

@@ -93,7 +93,7 @@ def test_promises_of_trees_are_believed_as_far_as_they_are_kept() -> None:
 
 
 def test_a_session_that_does_not_pay_for_its_drafting_is_asked_now_and_then() -> None:
-    asked = []
+    requests = []
     for tree in (UNSURE, SURE):
         ours = PlannedHead([0.0, 3.0, 3.0, 3.0, 3.0], drafting=2.0)
         trees: list[TokenTree | None] = []
@@ -101,8 +101,8 @@ def test_a_session_that_does_not_pay_for_its_drafting_is_asked_now_and_then() ->
             trees.append(tree if ours.wants_tree() else None)
             plan = ours.plan(trees[-1], COSTS)
             ours.learn(plan, len(plan.tree), plan.head_tokens)
-        asked.append(sum(one is not None for one in trees))
-    unsure, sure = asked
+        requests.append(sum(one is not None for one in trees))
+    unsure, sure = requests
     assert 10 < unsure < 60
     assert sure > 150
 
@@ -128,17 +128,21 @@ def test_no_text_is_slower_than_with_the_better_of_the_two(cost: float) -> None:
 
     The head accepts 0.7 of its tokens in any.
     """
-    costs, known = 10 + cost * np.arange(40), [0.9**depth for depth in range(1, 7)]
+    costs = 10 + cost * np.arange(40)
+    known = [0.9**depth for depth in range(1, 7)]
     trees = {True: scored(range(6), range(-1, 5), known), False: scored([0], [-1], [0.2])}
 
     def speed(ours: PlannedHead, seconds: float) -> float:
-        chance, tokens, time = np.random.default_rng(0), 0, 0.0
+        chance = np.random.default_rng(0)
+        tokens = 0
+        time = 0.0
         for step in range(1500):
             is_known = step // 50 % 2 == 0
             of_tree = int((np.cumprod(chance.random(6) < (0.9 if is_known else 0.2))).sum())
             of_head = int(np.cumprod(chance.random(6) < 0.7).sum())
             plan = ours.plan(trees[is_known], costs)
-            of_tree, of_head = min(of_tree, len(plan.tree)), min(of_head, plan.head_tokens)
+            of_tree = min(of_tree, len(plan.tree))
+            of_head = min(of_head, plan.head_tokens)
             ours.learn(plan, of_tree, of_head)
             tokens += 1 + max(of_tree, of_head)
             time += costs[len(plan.tree) + plan.head_tokens] + seconds * (plan.head_tokens > 0)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rest_store.bench.history import among_others, in_turn, new_live_datastore
 from rest_store.bench.history_replay import OTHERS
+from rest_store.bench.recorded_history import among_others, in_turn, new_live_datastore
 from rest_store.bench.recordings import Recording
 from tests.shared.commands import run
 from tests.shared.strategies import Corpus, identity, write_datastore

@@ -88,7 +88,7 @@ def test_walking_accepts_the_path_and_one_token() -> None:
 
         def draft(self, max_nodes: int) -> TokenTree:
             tokens = range(self.last + 1, self.last + 1 + max_nodes)
-            return TokenTree(list(tokens), range(-1, max_nodes - 1), [1] * max_nodes)  # type: ignore[arg-type]
+            return TokenTree(list(tokens), range(-1, max_nodes - 1), [1] * max_nodes)
 
         def accept(self, tokens: Any, top_k: Any) -> None:
             assert top_k is None
@@ -229,6 +229,17 @@ def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Rec
     refused(DataFileError, lambda: fit_calibration([]), "proposals")
     path.write_text('{"prompt": "a b", "answer": "c"}\n')
     assert read_recordings(path, lambda prompt, answer: ([1, 2], [3]))[0].output.tolist() == [3]
+
+
+def test_a_damaged_gz_is_refused(tmp_path: Path) -> None:
+    rows = (f'{{"prompt": [{number}], "output": [2]}}\n' for number in range(9999))
+    content = gzip.compress("".join(rows).encode())
+    flipped = bytearray(content)
+    flipped[200:260] = bytes(byte ^ 255 for byte in content[200:260])
+    path = tmp_path / "recordings.jsonl.gz"
+    for damaged in (bytes(flipped), content[:-100]):
+        path.write_bytes(damaged)
+        refused(DataFileError, lambda: read_recordings(path), f"{path}: file is unreadable")
 
 
 def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rest_store.bench.figure_tables import Table, cell_text, figure_tables
 from rest_store.bench.report import page
 from rest_store.bench.results import Result, read_results
-from rest_store.bench.tables import Table, cell_text, figure_tables
 from rest_store.errors import DataFileError
 from tests.shared.commands import run
 from tests.shared.html import read
@@ -77,8 +77,8 @@ def test_bad_folders_are_refused_by_name(tmp_path: Path) -> None:
     bad = (
         ("{", "unreadable"),
         ("[" * 100_000, "unreadable"),
-        ("[1]", "something else"),
-        ('{"arguments": 3}', "else"),
+        ("[1]", "this is no result of a benchmark"),
+        ('{"arguments": 3}', "no result of"),
     )
     for content, fragment in bad:
         (tmp_path / "one.json").write_text(content)

@@ -236,7 +236,7 @@ def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None
     status, shown = run(*command, "--calibration", other)
     assert (
         status,
-        f"Error: {other}: content is something else, expected a calibration\n" in shown,
+        f"Error: {other}: this is no calibration file\n" in shown,
     ) == (1, True)
 
 

@@ -106,7 +106,7 @@ def test_the_last_answers_are_replayed(
 def test_one_conversation_is_replayed_without_a_memory(tmp_path: Path, model: Path) -> None:
     done = tried(write(tmp_path / "sessions", [1, 1, 2]), model)
     assert done.exit_code == 0, done.output
-    assert "There is one conversation: a memory helps from the second one on." in done.stdout
+    assert "There is one conversation: memory helps from the second one on." in done.stdout
     assert "written" not in done.stdout
 
 

@@ -24,7 +24,8 @@ def test_runs_of_a_repository_are_joined_and_have_the_instructions_once(tmp_path
         run_of("a__a-2", 30),
         run_of("a__a-3", 40),
     ]
-    source, out = tmp_path / "runs.jsonl", tmp_path / "new" / "joined.jsonl"
+    source = tmp_path / "runs.jsonl"
+    out = tmp_path / "new" / "joined.jsonl"
     source.write_text("".join(json.dumps(run) + "\n" for run in runs))
     options = ["--recordings", str(source), "--tokens", "14", "--out", str(out)]
     done = CliRunner().invoke(join_runs.main, options, catch_exceptions=False)

@@ -141,9 +141,9 @@ def test_the_attack_is_measured(tmp_path: Path) -> None:
     model = tiny_model("llama")
     recordings = []
     for seed in range(18):
-        asked = prompts(1, seed=seed)
-        output = model.generate(**asked, max_new_tokens=24, do_sample=False)[0]
-        size = asked["input_ids"].shape[1]
+        tokenized_prompts = prompts(1, seed=seed)
+        output = model.generate(**tokenized_prompts, max_new_tokens=24, do_sample=False)[0]
+        size = tokenized_prompts["input_ids"].shape[1]
         ids = output.numpy().astype(np.int32)
         recordings.append(Recording("a", 0, ids[:size], ids[size:], np.zeros((0, 0), np.int32)))
     everybody, shared = (

@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from build_index import stages, workers
+from build_index import slices, stages, workers
 from build_index.progress import ProgressLine, StageProgress, progress_line
 from build_index.staging import finished_shards
 from rest_store.datastore.manifest import Manifest
@@ -115,7 +115,7 @@ def test_bad_usage_is_status_2(arguments, message):
             {"--corpus": "~no-such-user"},
             "~no-such-user: corpus is absent, expected a file, a directory or an address",
         ),
-        ({"--corpus": ""}, "corpus: path is empty, expected one of a file or a directory"),
+        ({"--corpus": ""}, "corpus: path is empty, expected a file or a directory"),
         ({"--tokenizer": ""}, "tokenizer: name is empty, expected a tokenizer.json"),
         ({"--tokenizer": __file__}, "test_build_cli.py: tokenizer is "),
         ({"--tokenizer": "~no-such-user"}, "~no-such-user: tokenizer is absent"),
@@ -147,6 +147,24 @@ def test_an_error_of_the_system_is_one_line_too(corpus, tokenizer, out, monkeypa
     result = build_here("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
     assert result.exit_code == 1
     assert result.stderr == "Error: [Errno 13] Permission denied: '/some/file'\n"
+
+
+def test_an_output_that_cannot_be_written_or_is_not_read_is_no_error_of_the_datastore(
+    corpus, tokenizer, out
+):
+    arguments = command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
+    reading, writing = os.pipe()
+    os.close(reading)  # as `rest-build ... | head -0` may have it
+    for output, said in (
+        (os.open("/dev/full", os.O_WRONLY), "Error: [Errno 28] No space left on device\n"),
+        (writing, ""),
+    ):
+        process = subprocess.run(
+            arguments, stdout=output, stderr=subprocess.PIPE, text=True, check=False
+        )
+        os.close(output)
+        assert (process.returncode, process.stderr) == (1, said)
+        assert Manifest.read(out).document_count == 40
 
 
 def test_an_interrupt_is_status_130_and_can_be_resumed(
@@ -188,6 +206,16 @@ def test_an_interrupt_is_status_130_and_can_be_resumed(
     assert finished_shards(out) == 2
     assert build_here(*arguments, "--out", out, "--resume").exit_code == 0
     assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_an_interrupt_before_the_first_shard_says_how_to_go_on(corpus, tokenizer, out, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slices, "content_digest", interrupt)
+    result = build_here("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
+    assert result.exit_code == 130
+    assert result.stderr == "Error: interrupted (continue with --resume)\n"
 
 
 def test_an_interrupt_while_modules_are_imported(corpus, tokenizer, out):
@@ -298,7 +326,9 @@ def test_a_build_loads_no_more_than_it_takes(corpus, out, tmp_path):
         "--corpus", corpus, "--tokenizer", gguf, "--out", out, "--quiet", before=before
     )
     assert (process.stdout, process.stderr) == ("set()\n", "")
-    script = "import sys, build_index.cli; print({'numpy', 'tokenizers'} & sys.modules.keys())"
+    script = (
+        "import sys, build_index.build_command; print({'numpy', 'tokenizers'} & sys.modules.keys())"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -20,6 +20,7 @@ from rest_store.errors import (
     CorpusNotFoundError,
     MemoryBudgetError,
     MissingExtraError,
+    OutputError,
     TokenizerLoadError,
 )
 from tests.shared.builds import contents, documents, write_jsonl, write_tokenizer
@@ -83,7 +84,7 @@ def test_numbers_of_numpy_are_numbers(corpus: Path, tmp_path: Path) -> None:
         "max_documents": np.int32(3),
         "memory": np.int64(4 << 30),
     }
-    with rest_store.build(corpus, tmp_path / "tokenizer.json", tmp_path / "ds", **options) as store:  # type: ignore[arg-type]
+    with rest_store.build(corpus, tmp_path / "tokenizer.json", tmp_path / "ds", **options) as store:
         assert store.manifest.options["shard_tokens"] == 100
         assert store.manifest.corpora[0]["max_documents"] == 3
 
@@ -169,7 +170,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     (corpus / "a.zst").write_bytes(zstandard.compress(b"text"))
-    monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]  # to import is what is not installed
+    monkeypatch.setitem(sys.modules, package, None)
     expected = (
         rf"the package '{package}' is missing, expected it to be installed: pip install"
         r" 'rest-store\[build\]'"
@@ -178,3 +179,12 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
         rest_store.build(
             corpus, tmp_path / "tokenizer.json", tmp_path / "ds", include="*.zst", memory="4G"
         )
+
+
+def test_paths_with_a_nul_are_refused_by_name(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    expected = r"path is invalid \(a NUL\), expected a file or a directory"
+    with pytest.raises(CorpusError, match=expected):
+        rest_store.build("a\0b", tokenizer, tmp_path / "ds")
+    with pytest.raises(OutputError, match=r"null byte"):
+        rest_store.build(corpus, tokenizer, "a\0b")

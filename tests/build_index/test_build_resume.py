@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from build_index import build_plan, builder, shard_sorter, shard_tokens, slices
+from build_index import build_plan, builder, shard_sorter, shard_tokens, slices, staging
+from build_index.build_command import summary_text
 from build_index.builder import build
 from build_index.corpus_spec import CorpusSpec
 from build_index.staging import finished_shards
@@ -29,6 +30,7 @@ from tests.shared.builds import (
     write_jsonl,
     write_tokenizer,
 )
+from tests.shared.models import word_level
 
 TEXTS = documents(60, seed=1)
 TEXTS[30:30] = TEXTS[:10]  # duplicates after some shards
@@ -99,6 +101,46 @@ def test_a_build_resumes_to_the_same_bytes(
     assert contents(out) == expected
     assert leftovers(out) == []
     assert (summary.documents, summary.duplicates, summary.resumed_shards) == (60, 10, shards)
+
+
+@pytest.mark.parametrize("call", [2, 3, 4, 5])
+def test_a_split_document_continues_where_it_was_split(out, tmp_path, call):
+    """The interruption comes between two pieces of a document, and after its last one."""
+    tokenizer = tmp_path / "words.json"
+    tokenizer.write_text(word_level(200).to_str())
+    words = [f"w{number}" for number in range(1, 100)]
+    texts = ["w1 w2", " ".join(words[:50]), "w3", " ".join(words[50:]), "w4 w5"]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", texts)
+    build_quick(corpus, tokenizer, tmp_path / "whole", shard_tokens=17)
+    with interrupt(shard_tokens.ShardTokens, "_complete", call), pytest.raises(KilledError):
+        build_quick(corpus, tokenizer, out, shard_tokens=17)
+    summary = build_quick(corpus, tokenizer, out, shard_tokens=17, resume=True)
+    assert contents(out) == contents(tmp_path / "whole")
+    assert (summary.documents, summary.split_documents) == (5, 2)
+    assert summary.resumed_shards == call - 1
+    shown = summary_text(summary)
+    assert "(0 exact duplicates dropped, 2 split)" in shown
+    assert f"{summary.shards} ({call - 1} resumed)" in shown
+
+
+def test_a_build_that_cannot_be_put_in_place_goes_on_later(
+    corpus, tokenizer, out, expected, monkeypatch
+):
+    build_quick(write_jsonl(corpus.parent / "old.jsonl", ["old"]), tokenizer, out)
+    old = contents(out)
+
+    def refuse(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(staging, "_exchanged", refuse)
+    with pytest.raises(OutputError, match="Input/output error"):
+        build_quick(corpus, tokenizer, out, shard_tokens=500)
+    monkeypatch.undo()
+    assert contents(out) == old
+    summary = build_quick(corpus, tokenizer, out, shard_tokens=500, resume=True)
+    assert summary.resumed_shards == summary.shards
+    assert contents(out) == expected
+    assert leftovers(out) == []
 
 
 def test_what_is_there_is_not_made_again(corpus, tokenizer, out, expected, monkeypatch):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from build_index import slices, written_answers
+from build_index.build_command import summary_text
 from build_index.chat_template import ChatTemplate
-from build_index.cli import summary_text
 from build_index.conversation_text import ConversationError, ConversationWriter
 from build_index.documents import CorpusCounts, Document
 from build_index.readers.conversations import parse_messages

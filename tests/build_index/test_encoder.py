@@ -22,8 +22,8 @@ from tokenizers import (
 )
 
 from build_index import builder, fast_encoder
+from build_index.build_command import summary_text
 from build_index.chat_template import ChatTemplate
-from build_index.cli import summary_text
 from build_index.fast_encoder import EncoderError
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.manifest import Manifest

@@ -5,6 +5,7 @@ The message says which memory suffices.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -19,6 +20,7 @@ import pytest
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.memory_plan import MIB, plan_memory, sufficient_budget
+from build_index.readers import parquet_pages
 from build_index.readers.parquet import HeldAtOnceError
 from build_index.readers.parquet_pages import largest_pages
 from build_index.size import parse_size
@@ -98,6 +100,36 @@ def test_a_dictionary_counts_beside_the_pages(tmp_path):
     pq.write_table(table, path, use_dictionary=["text"], dictionary_pagesize_limit=1 << 20)
     (size,) = pages(path)
     assert 50 * 5004 <= size < 50 * 5004 + 10_000
+
+
+def number(value: int) -> bytes:
+    """An integer as Thrift's compact protocol writes it: zigzag, seven bits a byte."""
+    value <<= 1
+    encoded = b""
+    while value > 127:
+        encoded += bytes([value & 127 | 128])
+        value >>= 7
+    return encoded + bytes([value])
+
+
+def test_a_header_may_have_fields_of_any_type() -> None:
+    sizes = b"\x15" + number(0) + b"\x15" + number(300) + b"\x15" + number(200)
+    others = (
+        b"\x19\x25\x02\x04"  # field 4: a list of two integers
+        b"\x1a\x21\x01\x02"  # a set of two booleans
+        b"\x18\x03abc\x17" + bytes(8) + b"\x13\x07\x11\x12"  # text, double, byte, booleans
+        b"\x1c\x15" + number(7) + b"\x00"  # a struct with an integer
+    )
+    far = b"\x05" + number(1 << 12) + number(77)  # a field whose id does not fit beside its type
+    header = sizes + others + far + b"\x00"
+    read, size = parquet_pages._page_header(io.BytesIO(b"before" + header + b"page"), 6)
+    assert (read[1], read[2], read[3], read[1 << 12], size) == (0, 300, 200, 77, len(header))
+    for length in range(len(header)):
+        with pytest.raises(IndexError):
+            parquet_pages._page_header(io.BytesIO(header[:length]), 0)
+    for bad in (b"\x1d", b"\x15" + b"\x80" * 11):
+        with pytest.raises(ValueError, match=r"page header|number"):
+            parquet_pages._page_header(io.BytesIO(bad), 0)
 
 
 def test_headers_that_cannot_be_read_count_as_one_page(tmp_path):

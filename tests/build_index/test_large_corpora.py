@@ -16,7 +16,7 @@ from build_index import target_tokenizer
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
-from build_index.readers import json_records, records
+from build_index.readers import json_records, record_reader
 from rest_store.errors import CorpusError
 from tests.shared.corpora import documents_of as documents
 from tests.shared.corpora import read_corpus
@@ -32,7 +32,7 @@ SMALL = [Document(text="first"), Document(text="last")]
 
 @pytest.fixture
 def small_limit(monkeypatch):
-    for module in (json_records, records):
+    for module in (json_records, record_reader):
         monkeypatch.setattr(module, "MAX_DOCUMENT_BYTES", LIMIT)
 
 

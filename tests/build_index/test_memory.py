@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,6 +151,17 @@ def test_a_control_group_limits_what_is_available(tmp_path):
     assert available_bytes(tmp_path) == 150_000
     write_files(tmp_path, {"sys/fs/cgroup/a/memory.current": "900000\n"})
     assert available_bytes(tmp_path) == 0
+
+
+def test_a_control_group_may_have_any_name(tmp_path):
+    write_files(tmp_path, {"proc/meminfo": MEMINFO})
+    group = tmp_path / "sys/fs/cgroup" / os.fsdecode(b"\xff")
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("500000\n")
+    (group / "memory.current").write_text("400000\n")
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\n")
+    assert available_bytes(tmp_path) == 100_000
 
 
 @pytest.mark.parametrize("meminfo", [None, "MemTotal: 5 kB\n", "MemAvailable: many\n"])

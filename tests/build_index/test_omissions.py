@@ -133,10 +133,8 @@ def test_what_options_leave_out_is_not_lost(tree, tokenizer, out, options):
 @pytest.mark.filterwarnings("default")
 def test_records_that_are_lost_count_as_bytes_do(tokenizer, out, tmp_path):
     texts = documents(5)
-    few, many = (
-        write_jsonl(tmp_path / "few.jsonl", [*texts, "", ""]),
-        write_jsonl(tmp_path / "many.jsonl", ["", " ", "x"]),
-    )
+    few = write_jsonl(tmp_path / "few.jsonl", [*texts, "", ""])
+    many = write_jsonl(tmp_path / "many.jsonl", ["", " ", "x"])
     arguments = ("--tokenizer", tokenizer, "--out", out)
     assert build_here("--corpus", few, *arguments).exit_code == 0
     done = build_here("--corpus", few, "--corpus", many, *arguments)

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from build_index import ray_workers, slices
+from build_index.build_command import build as command
 from build_index.builder import build
-from build_index.cli import build as command
 from build_index.staging import finished_shards
 from rest_store.errors import CorpusFormatError, MemoryBudgetError, MissingExtraError, WorkerError
 from tests.shared.builds import contents, documents, leftovers, options, write_jsonl

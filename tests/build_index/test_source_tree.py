@@ -7,11 +7,13 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from build_index import corpus as corpus_module
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
@@ -169,6 +171,14 @@ def test_globs_match(glob, path, matches):
     assert (compile_globs([glob]).fullmatch(path) is not None) is matches
 
 
+def test_names_may_be_any_bytes(tmp_path):
+    """A name that is not UTF-8 is readable in messages, and a line end in a name is no other."""
+    for name in (b"\xff.txt", b"a\nb.txt"):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_text("x")
+    _, documents = read_corpus(tmp_path, include=("*.txt",))
+    assert names(tmp_path, documents) == ["a\nb.txt", "\ufffd.txt"]
+
+
 def test_a_malformed_glob_is_refused_at_once(tmp_path):
     with pytest.raises(
         CorpusError, match=r"a glob is '\*\*x' .*, expected one with \*\* for whole names"
@@ -247,6 +257,22 @@ def test_what_vanishes_from_a_tree_meanwhile_is_counted_and_passed_over(tmp_path
     assert [document.text for document in documents] == ["y", "e"]
     provenance = corpus.provenance()
     assert (provenance["skipped"], provenance["files"]) == ({"vanished": 2}, 2)
+
+
+def test_a_file_that_vanishes_after_it_was_listed_is_counted(tmp_path, monkeypatch):
+    write_files(tmp_path, {"a.txt": "a", "b.txt": "b"})
+    opened = corpus_module.open_file
+
+    def remove_and_open(path):
+        if path.endswith("a.txt"):
+            Path(path).unlink()
+        return opened(path)
+
+    monkeypatch.setattr(corpus_module, "open_file", remove_and_open)
+    corpus, documents = read_corpus(tmp_path)
+    assert names(tmp_path, documents) == ["b.txt"]
+    provenance = corpus.provenance()
+    assert (provenance["skipped"], provenance["files"]) == ({"vanished": 1}, 1)
 
 
 def test_a_file_or_directory_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):

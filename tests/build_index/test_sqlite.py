@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from build_index.documents import Document
-from build_index.readers import records, sqlite
+from build_index.readers import record_reader, sqlite
 from rest_store.errors import CorpusError, CorpusFormatError
 from tests.shared.corpora import documents_of, read_corpus
 
@@ -90,7 +90,7 @@ def test_rows_that_are_empty_or_not_utf8_are_counted(tmp_path):
 
 
 def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path, monkeypatch):
-    for module in (records, sqlite):
+    for module in (record_reader, sqlite):
         monkeypatch.setattr(module, "MAX_DOCUMENT_BYTES", 1000)
     path = database(
         tmp_path / "a.db", TABLES[0], rows={"notes": [(1, "x"), (2, "y" * 1001), (3, "z")]}

@@ -162,6 +162,19 @@ def test_a_datastore_is_put_in_place(tmp_path, before):
     assert list(out.parent.iterdir()) == [out]
 
 
+def test_directories_are_exchanged_where_that_is_supported(tmp_path, monkeypatch):
+    first, second = write_files(tmp_path / "a", OLD), write_files(tmp_path / "b", NEW)
+    assert module._exchanged(first, second)
+    assert (texts(first), texts(second)) == (NEW, OLD)
+    with pytest.raises(FileNotFoundError):
+        module._exchanged(first, tmp_path / "absent")
+    monkeypatch.setattr(module, "_RENAME_EXCHANGE", 1 << 20)  # a flag that no kernel knows
+    assert not module._exchanged(first, second)
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda *_, **__: object())  # an old C library
+    assert not module._exchanged(first, second)
+    assert (texts(first), texts(second)) == (NEW, OLD)
+
+
 def test_what_is_renamed_is_on_the_disk_first(arguments, out, monkeypatch):
     """After a loss of power, a name stands for all that was written under it.
 
@@ -214,7 +227,7 @@ def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_not
     write_files(tmp_path / ".ds.building" / "datastore", {**NEW, "../plan.json": "{}"})
     assert finished_shards(tmp_path / "ds") == 1
 
-    def killed(self, kept):
+    def killed(self, shard):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Staging, "_remove_files", killed)

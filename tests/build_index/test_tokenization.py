@@ -58,6 +58,24 @@ def test_the_template_and_special_tokens_beside_a_tokenizer_json_are_used(tmp_pa
     assert rendered(load_tokenizer(tmp_path / "tokenizer.json"), "hi") == "user"
 
 
+@pytest.mark.parametrize(
+    "templates",
+    [
+        [
+            {"name": ["x"], "template": "x"},
+            7,
+            {"name": "default", "template": "{{ messages[0].role }}"},
+        ],
+        {"default": "{{ messages[0].role }}", "tool_use": "x"},
+    ],
+    ids=["a list with strange names", "a mapping"],
+)
+def test_of_several_templates_the_default_one_is_used(byte_level_file, tmp_path, templates):
+    (tmp_path / "tokenizer.json").write_bytes(byte_level_file.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert rendered(load_tokenizer(tmp_path / "tokenizer.json"), "hi") == "user"
+
+
 def test_a_template_that_is_not_utf8_is_refused(byte_level_file, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(byte_level_file.read_bytes())
     (tmp_path / "chat_template.jinja").write_bytes("café".encode("latin-1"))

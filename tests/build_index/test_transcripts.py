@@ -16,8 +16,10 @@ from tests.shared.corpora import compressed, read_corpus, write_files
 
 # --- Samples --------------------------------------------------------------------------------------
 
-QUESTION, RESULT = "Why does it fail?", "def half(n):\n    return n / 0\n"
-THOUGHT, SAID = "A division by zero?", "I look at the file."
+QUESTION = "Why does it fail?"
+RESULT = "def half(n):\n    return n / 0\n"
+THOUGHT = "A division by zero?"
+SAID = "I look at the file."
 CALL = {"name": "Read", "arguments": {"path": "half.py"}}
 LAST = "It divides by zero."
 

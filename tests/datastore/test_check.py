@@ -169,7 +169,7 @@ def test_too_little_memory_to_sort_is_named(tmp_path: Path) -> None:
 
 @WIDTHS
 @pytest.mark.parametrize(
-    ("position", "kind", "found"),
+    ("position", "kind", "actual"),
     [
         (17, "the first that is none", "symbol at position 17 is "),
         (17, "the last that is none", "symbol at position 17 is "),
@@ -178,12 +178,14 @@ def test_too_little_memory_to_sort_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_symbol(
-    directory: Path, vocabulary_size: int, position: int, kind: str, found: str
+    directory: Path, vocabulary_size: int, position: int, kind: str, actual: str
 ) -> None:
-    width, separator = token_width(vocabulary_size), separator_id(vocabulary_size)
+    width = token_width(vocabulary_size)
+    separator = separator_id(vocabulary_size)
     symbols = {"the first that is none": vocabulary_size, "the last that is none": separator - 1}
     symbol = {**symbols, "separator": separator, "token": 1}[kind]
-    start, content = 256 + width * position, symbol.to_bytes(width, "big")
+    start = 256 + width * position
+    content = symbol.to_bytes(width, "big")
     edit_file(
         directory / "shard-00001.tokens",
         lambda data: data.__setitem__(slice(start, start + width), content),
@@ -194,7 +196,7 @@ def test_a_wrong_symbol(
     expected = (
         f"{symbol}, expected 0..{vocabulary_size - 1} or the separator" if kind in symbols else ""
     )
-    assert message.endswith(f"shard-00001.tokens: {found}{expected}")
+    assert message.endswith(f"shard-00001.tokens: {actual}{expected}")
 
 
 @settings(max_examples=40)

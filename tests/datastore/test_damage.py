@@ -38,7 +38,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["tokens", "suffixes"])
 @pytest.mark.parametrize(
-    ("offset", "value", "error", "found", "expected"),
+    ("offset", "value", "error", "actual", "expected"),
     [
         (0, b"\x89PNG", "magic", "file is of another kind", "a "),
         (8, b"\x0a\x0b\x0c\x0d", "byte order", "big-endian", "little-endian"),
@@ -54,7 +54,7 @@ def test_a_fault_that_every_shard_file_may_have(
     offset: int,
     value: bytes,
     error: type[DatastoreError],
-    found: str,
+    actual: str,
     expected: str,
 ) -> None:
     def change(data: bytearray) -> None:
@@ -63,7 +63,7 @@ def test_a_fault_that_every_shard_file_may_have(
 
     edit_file(directory / f"shard-00001.{kind}", change)
     message = refused(error, lambda: Datastore.open(directory), f"shard-00001.{kind}: ")
-    assert found in message.split(", expected ")[0]
+    assert actual in message.split(", expected ")[0]
     assert message.split(", expected ")[1].startswith(expected)
 
 
@@ -127,15 +127,15 @@ def test_a_file_that_is_too_short_or_too_long(directory: Path, kind: str, place:
     """The file is cut at a place counted from its beginning or end; 1: it is a byte longer."""
     path = directory / f"shard-00001.{kind}"
     size = path.stat().st_size
-    kept = size + 1 if place == 1 else place % size
-    os.truncate(path, kept)
-    if 0 < kept < 8:
+    length = size + 1 if place == 1 else place % size
+    os.truncate(path, length)
+    if 0 < length < 8:
         refused("magic", lambda: Datastore.open(directory), f"{path}: ")
     else:
         message = refused("size", lambda: Datastore.open(directory))
         assert (
-            message == f"{path}: size is {kept} bytes, expected"
-            f" {'at least 256' if kept < 256 else f'{size} bytes'}"
+            message == f"{path}: size is {length} bytes, expected"
+            f" {'at least 256' if length < 256 else f'{size} bytes'}"
         )
 
 
@@ -144,8 +144,8 @@ def test_a_last_symbol_that_is_not_a_separator(tmp_path: Path, vocabulary_size: 
     write_datastore(tmp_path, Corpus(vocabulary_size, [[[1, 2]]]))
     width = token_width(vocabulary_size)
     edit_file(tmp_path / "shard-00000.tokens", lambda data: data.__setitem__(-9, 0xFE))
-    found = f"last symbol is {'ff' * (width - 1)}fe, expected a separator"
-    refused("header", lambda: Datastore.open(tmp_path), "shard-00000.tokens: ", found)
+    actual = f"last symbol is {'ff' * (width - 1)}fe, expected a separator"
+    refused("header", lambda: Datastore.open(tmp_path), "shard-00000.tokens: ", actual)
 
 
 @pytest.mark.parametrize("kind", ["tokens", "suffixes"])
@@ -165,7 +165,8 @@ def test_a_file_of_the_other_kind(directory: Path, kind: str, other: str) -> Non
 
 def swap_shards(directory: Path, other: Path) -> None:
     for kind in ("tokens", "suffixes"):
-        first, second = directory / f"shard-00000.{kind}", directory / f"shard-00001.{kind}"
+        first = directory / f"shard-00000.{kind}"
+        second = directory / f"shard-00001.{kind}"
         first.rename(other / "aside")
         second.rename(first)
         (other / "aside").rename(second)
@@ -198,9 +199,9 @@ def test_files_of_two_builds_side_by_side(
     message = refused(
         "mixed builds", lambda: Datastore.open(directory), str(directory), f"{what} is "
     )
-    found, expected = message.split(f"{what} is ")[1].split(", expected ")
-    assert found != expected
-    assert len(found) == len(expected) == 64
+    actual, expected = message.split(f"{what} is ")[1].split(", expected ")
+    assert actual != expected
+    assert len(actual) == len(expected) == 64
 
 
 def test_a_manifest_of_another_vocabulary(directory: Path) -> None:

@@ -82,7 +82,7 @@ BAD_CONTEXTS: list[tuple[object, type[QueryError], str, str, str]] = [
 
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize(
-    ("context", "error", "what", "found", "expected"),
+    ("context", "error", "what", "actual", "expected"),
     BAD_CONTEXTS,
     ids=[f"{type(context).__name__} {context!r}"[:40] for context, *_ in BAD_CONTEXTS],
 )
@@ -92,12 +92,12 @@ def test_a_bad_context(
     context: object,
     error: type[QueryError],
     what: str,
-    found: str,
+    actual: str,
     expected: str,
 ) -> None:
     ask, name = QUERIES[query]
     message = refused(error, lambda: ask(store, context))
-    assert message == f"query: {what.format(name)} is {found}, expected {expected}"
+    assert message == f"query: {what.format(name)} is {actual}, expected {expected}"
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -153,7 +153,7 @@ ROWS = [[7, 1, 2, 3], [1, 2, 3, 4], [0, 0, 7, 8], [9, 9, 9, 9]]
 )
 def test_a_batch_may_be_one_array(store: Datastore, array: Any) -> None:
     for limits in ({}, {"max_suffix": 2}, {"max_suffix": 1}):
-        assert store.draft_batch(array, **limits) == [store.draft(row, **limits) for row in ROWS]  # type: ignore[arg-type]
+        assert store.draft_batch(array, **limits) == [store.draft(row, **limits) for row in ROWS]
     assert store.draft_batch(array[:0]) == []
     array.flags.writeable = False
     assert store.draft_batch(array[1:2]) == [store.draft(ROWS[1])]

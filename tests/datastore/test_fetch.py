@@ -258,7 +258,8 @@ def test_a_place_that_is_away_costs_freshness_alone(
     reader.location = "far:1/never"
     with pytest.raises(ServiceUnavailableError):
         fetch(reader, tmp_path / "cache")
-    reader.location, reader.error = "far:1/ds", AuthenticationError("far:1: the token is wrong")
+    reader.location = "far:1/ds"
+    reader.error = AuthenticationError("far:1: the token is wrong")
     with pytest.raises(AuthenticationError):
         fetch(reader, tmp_path / "cache")
 

@@ -35,7 +35,7 @@ def test_a_closed_datastore_refuses_queries_and_holds_nothing(directory: Path) -
     assert mapped(directory) == 0
     queries: list[Callable[[Datastore], object]] = [*QUERIES.values(), Datastore.require_readable]
     for query in queries:
-        message = refused(DatastoreClosedError, lambda query=query: query(store))  # type: ignore[misc]
+        message = refused(DatastoreClosedError, lambda query=query: query(store))
         assert message == f"{directory}: the datastore is closed, expected open"
     store.close()
     assert (store.info().token_count, store.info().shard_count, store.shards, store.files) == (

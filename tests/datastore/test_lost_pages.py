@@ -95,7 +95,8 @@ def query_in_threads(
 
     All answers before are right.
     """
-    expected, ready = store.draft([1, 2]), threading.Barrier(5)
+    expected = store.draft([1, 2])
+    ready = threading.Barrier(5)
     wrong: list[object] = []
 
     def query() -> None:
@@ -147,7 +148,8 @@ def test_a_check_of_files_that_are_truncated_meanwhile(
 def test_a_lost_datastore_costs_the_others_nothing(tmp_path: Path) -> None:
     for name in ("lost", "sound"):
         write_datastore(tmp_path / name, Corpus(300, [[[1, 2, 3]]] * 200))
-    lost, sound = Datastore.open(tmp_path / "lost"), Datastore.open(tmp_path / "sound")
+    lost = Datastore.open(tmp_path / "lost")
+    sound = Datastore.open(tmp_path / "sound")
 
     def cost() -> float:
         def once() -> float:

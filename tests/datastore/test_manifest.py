@@ -36,7 +36,7 @@ def test_unknown_fields_are_ignored(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "actual"),
     [
         (b"", "not JSON"),
         (b"[" * 100_000, "not JSON"),
@@ -53,9 +53,9 @@ def test_unknown_fields_are_ignored(directory: Path) -> None:
     ],
     ids=lambda value: repr(value[:12]),
 )
-def test_content_that_is_not_a_manifest(directory: Path, content: bytes, found: str) -> None:
+def test_content_that_is_not_a_manifest(directory: Path, content: bytes, actual: str) -> None:
     (directory / FILE_NAME).write_bytes(content)
-    message = refused("manifest", lambda: Datastore.open(directory), FILE_NAME, found)
+    message = refused("manifest", lambda: Datastore.open(directory), FILE_NAME, actual)
     assert len(message) < 300
 
 
@@ -100,10 +100,10 @@ WRONG_FIELDS: list[tuple[tuple[str | int, ...], Any, str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "found", "expected"), WRONG_FIELDS, ids=lambda value: str(value)[:30]
+    ("path", "value", "actual", "expected"), WRONG_FIELDS, ids=lambda value: str(value)[:30]
 )
 def test_a_wrong_field(
-    directory: Path, path: tuple[str | int, ...], value: object, found: str, expected: str
+    directory: Path, path: tuple[str | int, ...], value: object, actual: str, expected: str
 ) -> None:
     def change(fields: Any) -> None:
         *above, last = path
@@ -116,25 +116,26 @@ def test_a_wrong_field(
 
     edit_manifest(directory, change)
     message = refused("manifest", lambda: Datastore.open(directory), FILE_NAME)
-    assert f"is {found}, expected" in message
+    assert f"is {actual}, expected" in message
     assert expected in message.split(", expected ")[1]
 
 
 @pytest.mark.parametrize("place", ["nowhere", "a file", "an empty directory", "inside a file"])
 def test_no_datastore_at_the_path(tmp_path: Path, place: str) -> None:
-    path, found = tmp_path / "ds", "absent (no such directory), expected a built one"
+    path = tmp_path / "ds"
+    actual = "absent (no such directory), expected a built one"
     if place == "a file":
         path.write_text("{}", encoding="utf-8")
-        found = "a file, expected its directory"
+        actual = "a file, expected its directory"
     elif place == "an empty directory":
         path.mkdir()
-        found = "absent (no manifest.json in it), expected a built one"
+        actual = "absent (no manifest.json in it), expected a built one"
     elif place == "inside a file":
         (tmp_path / "file").touch()
         path = tmp_path / "file" / "ds"
     assert (
         refused(DatastoreNotFoundError, lambda: Datastore.open(path))
-        == f"{path}: datastore is {found}"
+        == f"{path}: datastore is {actual}"
     )
 
 

@@ -118,9 +118,9 @@ def test_dropped_and_refused_datastores_leave_no_open_files_and_no_mappings(
     """A new process counts them, since threads of other tests open and close files in this one."""
     assert run_python(OPEN_AND_DROP, directory) == "4; True; 0\n"
     edit_manifest(directory, lambda fields: fields["shards"][1].update(tokens_sha256="00"))
-    found = run_python(OPEN_AND_DROP, directory)
-    assert "tokens sha256" in found
-    assert found.endswith("; True; 0\n")
+    output = run_python(OPEN_AND_DROP, directory)
+    assert "tokens sha256" in output
+    assert output.endswith("; True; 0\n")
 
 
 def test_one_that_a_build_replaces_meanwhile_is_opened_as_it_is_then(
@@ -165,6 +165,6 @@ def test_pages_around_those_asked_for_are_read_unless_the_datastore_is_larger_th
             path = line.split(maxsplit=5)[-1]
         elif line.startswith("VmFlags:"):
             flags[path] = set(line.split()[1:])
-    of_shards = [found for path, found in flags.items() if path.startswith(str(directory))]
+    of_shards = [output for path, output in flags.items() if path.startswith(str(directory))]
     assert len(of_shards) == 4
-    assert all(("rr" in found) == scattered for found in of_shards)
+    assert all(("rr" in output) == scattered for output in of_shards)

@@ -62,10 +62,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_partition_has_its_shards_alone(directory: Path) -> None:
-    whole, partitions = (
-        Datastore.open(directory),
-        [Datastore.open(directory, partition=f"{number}/2") for number in (1, 2)],
-    )
+    whole = Datastore.open(directory)
+    partitions = [Datastore.open(directory, partition=f"{number}/2") for number in (1, 2)]
     assert [len(partition.shards) for partition in partitions] == [2, 2]
     assert sum(partition.count([1, 2]) for partition in partitions) == whole.count([1, 2]) == 10
     for name in ("token_count", "document_count", "shard_count", "size"):

@@ -79,7 +79,7 @@ def test_heavy_matches_are_exact(
     store = open_datastore(tmp_path, corpus)
     oracle = Oracle(corpus)
     rng = np.random.default_rng(0)
-    asked = 0
+    large_matches = 0
     for document in corpus.documents[:: max(1, len(corpus.documents) // 6)]:
         end = int(rng.integers(1, len(document) + 1))
         for max_suffix in (1, 2, 16):
@@ -87,8 +87,8 @@ def test_heavy_matches_are_exact(
                 limits = {"max_nodes": max_nodes, "max_suffix": max_suffix, "max_depth": max_depth}
                 tree = store.draft(document[:end], **limits)
                 assert tree == oracle.draft(document[:end], **limits)
-                asked += tree.match.count > 45 * max_nodes
-    assert asked > 15  # the test reached matches that are not read as a whole
+                large_matches += tree.match.count > 45 * max_nodes
+    assert large_matches > 15  # the test reached matches that are not read as a whole
 
 
 @pytest.mark.parametrize("length", [1, 2, 40])
@@ -182,5 +182,6 @@ def test_threads_whose_first_queries_coincide_get_equal_trees(
 
     with ThreadPoolExecutor(4) as threads:
         for _ in range(5):
-            fresh, together = Datastore.open(stores[-1].path), threading.Barrier(4)
+            fresh = Datastore.open(stores[-1].path)
+            together = threading.Barrier(4)
             assert list(threads.map(ask, [fresh] * 4, [together] * 4)) == [expected] * 4

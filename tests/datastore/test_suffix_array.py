@@ -70,7 +70,8 @@ def test_agrees_with_sorted_lists(shard):
 @pytest.mark.parametrize("vocabulary_size", [65_535, 70_000])
 def test_many_symbols_are_in_order(vocabulary_size):
     """Neighbours are in order by their first symbols, or by the suffixes behind equal ones."""
-    random, separator = np.random.default_rng(1), separator_id(vocabulary_size)
+    random = np.random.default_rng(1)
+    separator = separator_id(vocabulary_size)
     every = random.permutation(vocabulary_size)
     frequent = np.minimum(random.zipf(1.2, 300_000), vocabulary_size - 1)
     symbols = np.concatenate(
@@ -80,8 +81,10 @@ def test_many_symbols_are_in_order(vocabulary_size):
     assert np.array_equal(np.sort(order), np.flatnonzero(symbols != separator))
     rank = np.full(len(symbols) + 1, len(symbols))  # separators are greatest, wherever they are
     rank[order] = np.arange(len(order))
-    left, right = order[:-1], order[1:]
-    first, second = symbols[left], symbols[right]
+    left = order[:-1]
+    right = order[1:]
+    first = symbols[left]
+    second = symbols[right]
     behind = (rank[left + 1] < rank[right + 1]) | (symbols[left + 1] == separator) & (
         symbols[right + 1] == separator
     )
@@ -90,7 +93,8 @@ def test_many_symbols_are_in_order(vocabulary_size):
 
 @pytest.mark.parametrize("vocabulary_size", [1, 65_535, 65_536, 2**24 - 1])
 def test_the_most_positions_fit_the_sorter(vocabulary_size):
-    positions, width = max_positions(vocabulary_size), token_width(vocabulary_size)
+    positions = max_positions(vocabulary_size)
+    width = token_width(vocabulary_size)
     assert positions <= MAX_POSITIONS
     assert positions * width < 2**31 <= (positions + 1) * width
 

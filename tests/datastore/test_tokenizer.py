@@ -68,7 +68,8 @@ def test_vocabulary_size_is_the_greatest_id_plus_one_over_added_tokens_too(bpe, 
 
 
 def test_merges_as_strings_and_as_pairs_have_the_same_fingerprint(bpe):
-    pairs, strings = copy.deepcopy(bpe), copy.deepcopy(bpe)
+    pairs = copy.deepcopy(bpe)
+    strings = copy.deepcopy(bpe)
     assert len(bpe["model"]["merges"]) > 20
     split = [
         merge.split(" ") if isinstance(merge, str) else merge for merge in bpe["model"]["merges"]
@@ -79,7 +80,8 @@ def test_merges_as_strings_and_as_pairs_have_the_same_fingerprint(bpe):
 
 
 def test_an_added_token_counts_once_whether_or_not_the_vocabulary_lists_it(bpe):
-    listed, not_listed = copy.deepcopy(bpe), copy.deepcopy(bpe)
+    listed = copy.deepcopy(bpe)
+    not_listed = copy.deepcopy(bpe)
     for token in bpe["added_tokens"]:
         listed["model"]["vocab"][token["content"]] = token["id"]
         not_listed["model"]["vocab"].pop(token["content"], None)
@@ -189,15 +191,16 @@ def test_what_differs_is_named(bpe, identity):
         " as in 'tiny'"
     )
     assert mismatch(identity, serialized(word_level(9))) == expected
-    renamed, swapped = copy.deepcopy(bpe), copy.deepcopy(bpe)
+    renamed = copy.deepcopy(bpe)
+    swapped = copy.deepcopy(bpe)
     CHANGES["an added token"][1](renamed)
     id_ = identity.added_tokens["<tool_call>"]
-    found = (
+    actual = (
         f"without added tokens '<tool_call>' (id {id_}) and with added tokens '<other>' (id {id_})"
     )
     assert (
         mismatch(identity, renamed)
-        == f"ds/: tokenizer 'other' is {found}, expected the added tokens of 'tiny'"
+        == f"ds/: tokenizer 'other' is {actual}, expected the added tokens of 'tiny'"
     )
     CHANGES["the merges"][1](swapped)
     expected = (
@@ -255,10 +258,10 @@ def test_a_file_and_its_directory_as_transformers_loads_it_are_the_same(
         identity_with_sample(space_marks(**IN_NORMALIZER)),
         identity_with_sample(space_marks(pre_tokenizer=METASPACE)),
     ]
-    kept, other = identities if of_file_is_stored else identities[::-1]
-    assert kept.fingerprint != other.fingerprint
-    assert kept.encoding == other.encoding
-    stored(kept, **({} if encoding else {"encoding": None})).require_same(other, "ds/")
+    own, other = identities if of_file_is_stored else identities[::-1]
+    assert own.fingerprint != other.fingerprint
+    assert own.encoding == other.encoding
+    stored(own, **({} if encoding else {"encoding": None})).require_same(other, "ds/")
 
 
 def test_a_mark_before_texts_that_one_of_them_does_not_write_is_refused():
@@ -267,41 +270,41 @@ def test_a_mark_before_texts_that_one_of_them_does_not_write_is_refused():
     never = identity_with_sample(
         space_marks(pre_tokenizer={**METASPACE, "prepend_scheme": "never"})
     )
-    for kept, other in ((without, always), (always, without), (always, never)):
+    for own, other in ((without, always), (always, without), (always, never)):
         with pytest.raises(
             TokenizerMismatchError,
             match=r"differ.*build it again with the directory or the name that",
         ):
-            stored(kept).require_same(other, "ds/")
+            stored(own).require_same(other, "ds/")
 
 
 def test_another_pre_tokenizer_is_refused_and_named_where_the_datastore_keeps_its_tokenizer(
     bpe, tmp_path
 ):
-    kept = identity_with_sample(bpe, "tiny")
+    own = identity_with_sample(bpe, "tiny")
     digits = {"type": "Digits", "individual_digits": True}
     split = {
         **bpe,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, bpe["pre_tokenizer"]]},
     }
     other = identity_with_sample(split)
-    assert kept.fingerprint == other.fingerprint
-    found = (
+    assert own.fingerprint == other.fingerprint
+    actual = (
         "one that writes texts with other tokens of the same vocabulary (normalizer or"
         " pre-tokenizer differ)"
     )
     with pytest.raises(TokenizerMismatchError) as error:
-        stored(kept).require_same(other, tmp_path)
+        stored(own).require_same(other, tmp_path)
     assert str(error.value).startswith(
-        f"{tmp_path}: tokenizer 'other' is {found}, expected the tokens of 'tiny'; build it"
+        f"{tmp_path}: tokenizer 'other' is {actual}, expected the tokens of 'tiny'; build it"
     )
     (tmp_path / "tokenizer.json").write_text(json.dumps(bpe))
     with pytest.raises(
         TokenizerMismatchError, match=r"of the same vocabulary \(pre-tokenizer differ\)"
     ):
-        stored(kept).require_same(other, tmp_path)
+        stored(own).require_same(other, tmp_path)
     # Of an earlier release, which nobody can tell.
-    stored(kept, encoding=None).require_same(other, tmp_path)
+    stored(own, encoding=None).require_same(other, tmp_path)
 
 
 def test_parts_that_are_written_otherwise_and_mean_the_same_are_the_same(bpe):

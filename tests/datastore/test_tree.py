@@ -70,21 +70,21 @@ def test_the_longest_path_follows_the_tokens_as_far_as_the_tree_goes(
 ) -> None:
     tokens, parents, _ = lists
     node = data.draw(st.integers(-1, len(tokens) - 1))
-    asked = [tokens[place] for place in path_to(node, parents)] + data.draw(
+    query = [tokens[place] for place in path_to(node, parents)] + data.draw(
         st.lists(st.integers(0, 4), max_size=3)
     )
     walked: list[int] = []
-    for token in asked:  # of equal siblings, the first
+    for token in query:  # of equal siblings, the first
         above = walked[-1] if walked else -1
-        found = [
+        same_token = [
             child
             for child in range(len(tokens))
             if (parents[child], tokens[child]) == (above, token)
         ]
-        if not found:
+        if not same_token:
             break
-        walked.append(found[0])
-    path = TokenTree(*lists).longest_path(np.array(asked, dtype=np.int64))
+        walked.append(same_token[0])
+    path = TokenTree(*lists).longest_path(np.array(query, dtype=np.int64))
     assert path.tolist() == walked
     assert path.dtype == np.int64
 

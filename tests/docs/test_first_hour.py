@@ -152,7 +152,7 @@ def environment(checkout: Path) -> dict[str, str]:
 
     torch is taken from this machine, since its builds take gigabytes.
     """
-    kept = {
+    variables = {
         name: value for name, value in os.environ.items() if name in KEPT or name.startswith("PIP_")
     }
     places = [
@@ -170,7 +170,7 @@ def environment(checkout: Path) -> dict[str, str]:
         "\n".join(pin for pin in pins if pin.startswith("torch==")), encoding="utf-8"
     )
     pip = {"PIP_CONSTRAINT": str(constraint), "PIP_CACHE_DIR": cache, "PIP_RETRIES": "0"}
-    return {**kept, **pip, "PATH": os.pathsep.join(places), "HOME": str(home)}
+    return {**variables, **pip, "PATH": os.pathsep.join(places), "HOME": str(home)}
 
 
 @pytest.mark.slow

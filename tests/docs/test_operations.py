@@ -12,7 +12,7 @@ import yaml
 
 import rest_store
 from rest_store.bench.prompts import read_prompts
-from rest_store.live.check import check_live
+from rest_store.live.live_check import check_live
 from tests.shared.pages import PAGES, ROOT, python_blocks
 from tests.shared.strategies import identity
 
@@ -24,7 +24,7 @@ def test_a_backup_of_a_datastore_in_use_is_restored(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     back_up, restore = python_blocks(PAGES["docs/how-to/backup.md"])
-    with rest_store.LiveDatastore.open("memory", tokenizer=identity(300), max_tokens=1000) as live:
+    with rest_store.LiveDatastore.open("history", tokenizer=identity(300), max_tokens=1000) as live:
         live.add([[1, 2, 3, 4], [5, 6, 7]], ids=["a", "b"])
         live.compact()
         live.add([[1, 2, 9]])

@@ -21,8 +21,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 
 import rest_store
 from rest_store.bench.head_plans import PlannedHead, with_chain
+from rest_store.engines.engine_settings import EngineSettings
 from rest_store.engines.request import parse_extra_arguments
-from rest_store.engines.settings import EngineSettings
 from rest_store.generation.seam import CACHE
 from tests.shared.models import CHATML, byte_level_bpe
 from tests.shared.object_store import upload
@@ -109,7 +109,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     tokenizer.save_pretrained("smollm2")
     model.save_pretrained("smollm2")
     store = rest_store.build("src", "smollm2", "code.ds", shard_tokens=400)
-    rest_store.LiveDatastore.open("memory", tokenizer=tokenizer).close()
+    for name in ("history", "memory"):
+        rest_store.LiveDatastore.open(name, tokenizer=tokenizer).close()
     ids = tokenizer(SOURCE)["input_ids"][:30]
     sources = [store, rest_store.PromptLookup()]
     return {

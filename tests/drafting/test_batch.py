@@ -45,7 +45,8 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
     nodes = [data.draw(st.sampled_from([0, 1, 8, 16, 64])) for _ in texts]
     with tempfile.TemporaryDirectory() as directory:
         store = open_datastore(Path(directory), corpus)
-        together, alone = Calibration.default(), Calibration.default()
+        together = Calibration.default()
+        alone = Calibration.default()
 
         def opened(calibration: Calibration) -> list[DraftSession]:
             shared = [PromptLookup(), RecycledLogits(), store]
@@ -54,7 +55,8 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
                 for i, text in enumerate(texts)
             ]
 
-        batch, others = opened(together), opened(alone)
+        batch = opened(together)
+        others = opened(alone)
         for step in range(3):
             trees = draft_all(batch, nodes, shape=shape)
             alike = [one.draft(most, shape=shape) for one, most in zip(others, nodes, strict=True)]
@@ -98,7 +100,7 @@ def test_a_batch_that_cannot_be_asked_is_refused_before_anything_happens(store: 
     one, other, closed = (DraftSession([store], [1, 2]) for _ in range(3))
     closed.close()
     for both in ([one, other, one], [one, None], [one, store]):
-        refused(ArgumentError, lambda both=both: draft_all(both), "draft_all: ", "session")  # type: ignore[misc]
+        refused(ArgumentError, lambda both=both: draft_all(both), "draft_all: ", "session")
         refused(
             ArgumentError,
             lambda both=both: accept_all(both, [[3]] * len(both)),
@@ -110,10 +112,10 @@ def test_a_batch_that_cannot_be_asked_is_refused_before_anything_happens(store: 
     refused(ArgumentError, lambda: draft_all([one, other], [8]), "max_nodes", "1", "2")
     refused(ArgumentError, lambda: accept_all([one, other], [[3]]), "tokens", "1", "2")
     refused(ArgumentError, lambda: draft_all([one, other], [8, 1025]), "max_nodes")
-    refused(ArgumentError, lambda: draft_all([one, other], 1.5), "max_nodes")  # type: ignore[arg-type]
+    refused(ArgumentError, lambda: draft_all([one, other], 1.5), "max_nodes")
     refused(ArgumentError, lambda: draft_all([one, other], shape="path"), "shape")
     refused(QueryError, lambda: accept_all([one, other], [[3], []]), "tokens")
-    refused(ContextTypeError, lambda: accept_all([one, other], [[3], [[4]]]), "tokens")  # type: ignore[list-item]
+    refused(ContextTypeError, lambda: accept_all([one, other], [[3], [[4]]]), "tokens")
     refused(QueryError, lambda: accept_all([one, other], [[3], [-1]]), "-1")
     refused(ArgumentError, lambda: accept_all([one, other], [[3], [3]], [None]), "top_k", "1", "2")
     refused(ContextTypeError, lambda: accept_all([one, other], [[3], [3]], [None, [1]]), "top_k")
@@ -146,7 +148,7 @@ def test_datastores_that_change_or_close_are_seen_by_every_session(
         trees = draft_all(sessions)
         assert trees == [DraftSession([live], [1, 2]).draft()] * 6
         assert all(
-            session.statistics.dropped == {(str(store.path), "error"): 1} for session in sessions
+            session.statistics.omissions == {(str(store.path), "error"): 1} for session in sessions
         )
 
 

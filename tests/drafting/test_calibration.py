@@ -109,7 +109,7 @@ def test_rows_that_do_not_belong_together_are_refused() -> None:
     for value in (np.nan, np.inf):
         holed = features.copy()
         holed[17, 3] = value
-        refused(DataFileError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")  # type: ignore[misc]
+        refused(DataFileError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")
     refused(DataFileError, lambda: Calibration.fit(features, labels, [-1, 40]))
     for options in ({"rate": float("nan")}, {"row_share": 0.0}, {"row_share": 1.5}, {"trees": -1}):
         refused(
@@ -133,12 +133,12 @@ def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
     Calibration(gbdt(1, 1, 1))
     for one in (gbdt(base=bad), gbdt(leaf=bad), gbdt(threshold=bad)):
         refused(DataFileError, lambda one=one: Calibration(one), "finite")  # type: ignore[misc]
-        refused(DataFileError, lambda one=one: Calibration(gbdt(), live_gbdt=one), "finite")  # type: ignore[misc]
+        refused(DataFileError, lambda one=one: Calibration(gbdt(), live_gbdt=one), "finite")
     refused(DataFileError, lambda: Calibration(gbdt(leaf=3e38)), "finite")  # sums would not be
     for place in range(5):
         weights = [0.0] * 5
         weights[place] = bad
-        refused(DataFileError, lambda weights=weights: Calibration(gbdt(), weights), "finite")  # type: ignore[misc]
+        refused(DataFileError, lambda weights=weights: Calibration(gbdt(), weights), "finite")
 
 
 def evaluated(
@@ -211,6 +211,18 @@ def test_copies_of_the_default_learn_on_their_own() -> None:
     assert other.provenance == Calibration.default().provenance != one.provenance
 
 
+def test_constant_features_can_be_fitted() -> None:
+    features, labels, ends = places(5, 300)
+    fitted = Calibration.fit(np.zeros_like(features), labels, ends, trees=3)
+    assert np.isfinite(log_odds(fitted, features)).all()
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    refused(DataFileError, lambda: Calibration.default().save(tmp_path / "folder"), "not written")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
 def test_great_log_odds_do_not_overflow() -> None:
     with DraftSession(
         [PromptLookup()], [1, 2, 3, 1, 2, 4, 1, 2], calibration=Calibration(gbdt(base=300))
@@ -245,21 +257,17 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
     head = content.split(b"\n")[0] + b"\n"
     cases = {
         "calibration is unreadable (No such file or directory), expected a file": None,
-        "content is something else": b"",
+        "this is no calibration file": b"",
         "header is damaged, expected one line of JSON": content[:40],
         "header is damaged,": head + b"[" * 100_000,
         "header is damaged": content.replace(b'"version"', b'"revision"', 1),
         "version is 9, expected 1": content.replace(b'"version": 1', b'"version": 9', 1),
-        "trees is damaged (Error": content[:-1],
-        "trees is damaged": content[:-8] + b"x" + content[-7:],
+        "the trees are damaged (Error": content[:-1],
+        "the trees are damaged": content[:-8] + b"x" + content[-7:],
         "weights is": content.replace(b'"weights": [0.0', b'"weights": [NaN', 1),
         "weights is a str": content.replace(b"[0.0, 0.0, 0.0, 0.0, 0.0]", b'"0"', 1),
-        "bytes of trees for live datastores is 99999": content.replace(
-            b'"live_size": 0', b'"live_size": 99999', 1
-        ),
-        "bytes of trees for live datastores is a": content.replace(
-            b'"live_size": 0', b'"live_size": "a"', 1
-        ),
+        "live_size is 99999": content.replace(b'"live_size": 0', b'"live_size": 99999', 1),
+        "live_size is a": content.replace(b'"live_size": 0', b'"live_size": "a"', 1),
         "gbdt is of a wrong size": content.replace(b'"live_size": 0', b'"live_size": 7', 1),
         "provenance is": content.replace(b'"provenance": {}', b'"provenance": 7', 1),
     }
@@ -267,10 +275,10 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
         path = tmp_path / "bad"
         if bad is not None:
             path.write_bytes(bad)
-        refused(DataFileError, lambda path=path: Calibration.load(path), fragment)  # type: ignore[misc]
+        refused(DataFileError, lambda path=path: Calibration.load(path), fragment)
     for place in (tmp_path, tmp_path / ("x" * 300)):
         refused(
             DataFileError, lambda place=place: Calibration.load(place), "calibration is unreadable"
         )  # type: ignore[misc]
     for place in (tmp_path / "no" / "where", tmp_path / ("x" * 300), "", "."):
-        refused(DataFileError, lambda place=place: Calibration.default().save(place), "writable")  # type: ignore[misc]
+        refused(DataFileError, lambda place=place: Calibration.default().save(place), "writable")

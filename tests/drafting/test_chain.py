@@ -43,7 +43,8 @@ def test_a_chain_is_a_path_of_the_tree_with_the_same_scores(data: st.DataObject)
     with tempfile.TemporaryDirectory() as directory:
         store = open_datastore(Path(directory), corpus)
         with DraftSession([PromptLookup(), store], context) as session:
-            chain, tree = session.draft(nodes, shape="chain"), session.draft(16)
+            chain = session.draft(nodes, shape="chain")
+            tree = session.draft(16)
             assert session.draft(nodes, shape="chain") == chain
             assert session.draft(16) == tree
     require_chain(chain, nodes)
@@ -67,7 +68,8 @@ def test_a_chain_may_be_as_long_as_a_text_repeats(calibration: Calibration) -> N
 
 
 def test_what_is_accepted_of_a_chain_is_learnt(store: Datastore) -> None:
-    calibration, recycled = Calibration.default(), RecycledLogits()
+    calibration = Calibration.default()
+    recycled = RecycledLogits()
     with DraftSession([store, recycled], [1, 2], calibration=calibration) as session:
         chain = session.draft(4, shape="chain")
         assert chain.tokens.tolist() == [3, 4, 5, 6]

@@ -52,7 +52,8 @@ def test_an_unknown_machine_is_taken_to_be_an_ordinary_one() -> None:
 
 @pytest.mark.parametrize("cost", [cpu, heavy, saturated, jumping])
 def test_costs_are_learned(cost: Cost) -> None:
-    costs, chance = StepCosts(), np.random.default_rng(0)
+    costs = StepCosts()
+    chance = np.random.default_rng(0)
     for _ in range(100):
         drafted = int(chance.integers(0, 16)) * int(chance.random() < 0.9)
         costs.observe(drafted, cost(drafted) * chance.lognormal(0, 0.05))
@@ -68,7 +69,8 @@ def test_a_clock_that_stands_still_is_survived() -> None:
 
 
 def test_costs_follow_the_load() -> None:
-    costs, chance = StepCosts(), np.random.default_rng(0)
+    costs = StepCosts()
+    chance = np.random.default_rng(0)
     for cost in (cpu, saturated):
         for _ in range(400):
             drafted = int(chance.integers(0, 30))
@@ -97,7 +99,8 @@ def test_failed_promises_count_and_are_forgotten_in_time() -> None:
 
 
 def learned(cost: Cost) -> DraftPolicy:
-    policy, chance = DraftPolicy(), np.random.default_rng(0)
+    policy = DraftPolicy()
+    chance = np.random.default_rng(0)
     for _ in range(64):
         drafted = int(chance.integers(0, 16))
         policy.observe(drafted, cost(drafted))
@@ -126,7 +129,7 @@ def test_costs_for_a_session_are_those_of_steps_until_promises_fail() -> None:
 class Run(NamedTuple):
     tokens: float
     milliseconds: float
-    asked: int
+    requests: int
 
     @property
     def speed(self) -> float:
@@ -140,7 +143,7 @@ def run(
     drafting: float | Callable[[int], float],
     steps: int = 600,
     *,
-    kept: float = 1.0,
+    share: float = 1.0,
 ) -> Run:
     """Decode with chains whose tokens are accepted with probability `likely`.
 
@@ -153,24 +156,28 @@ def run(
         kept: part of the promised tokens that is accepted.
     """
     chance = np.random.default_rng(0)
-    tokens, milliseconds, asked = 0.0, 0.0, 0
+    tokens = 0.0
+    milliseconds = 0.0
+    requests = 0
     for _ in range(steps):
-        drafted, promised, time = 0, 0.0, 0.0
+        drafted = 0
+        promised = 0.0
+        time = 0.0
         asks = policy is not None and policy.wants_drafts()
         if policy is not None and asks:
-            asked += 1
+            requests += 1
             scores = [likely**depth for depth in range(1, 9)] if likely else []
             drafted = cut(policy, scores)
             promised = sum(scores[:drafted])
-            time = drafting(asked) if callable(drafting) else drafting
+            time = drafting(requests) if callable(drafting) else drafting
         seconds = cost(drafted) * chance.lognormal(0, 0.05)
         if policy is not None:
             policy.observe(drafted, seconds)
             if asks:
-                policy.learn(drafted, promised, promised * kept, time)
-        tokens += 1 + promised * kept
+                policy.learn(drafted, promised, promised * share, time)
+        tokens += 1 + promised * share
         milliseconds += time + seconds
-    return Run(tokens, milliseconds, asked)
+    return Run(tokens, milliseconds, requests)
 
 
 LOADS = [cpu, saturated, flat, jumping]
@@ -196,9 +203,10 @@ def test_promises_that_are_not_kept_cost_little(
     cost: Cost, likely: float, before: int, steps: int, part: float
 ) -> None:
     """The text is random, so that matches say nothing."""
-    policy, plain = DraftPolicy(), run(None, cost, likely, 0, steps)
-    run(policy, cost, likely, 0.02, before, kept=0.0)
-    assert run(policy, cost, likely, 0.02, steps, kept=0.0).speed >= part * plain.speed
+    policy = DraftPolicy()
+    plain = run(None, cost, likely, 0, steps)
+    run(policy, cost, likely, 0.02, before, share=0.0)
+    assert run(policy, cost, likely, 0.02, steps, share=0.0).speed >= part * plain.speed
 
 
 @pytest.mark.parametrize("drafting", [0.0, 0.05])
@@ -225,23 +233,23 @@ def test_a_generation_whose_scores_are_wrong_loses_two_steps_and_a_fiftieth(
 @pytest.mark.parametrize("cost", [cpu, flat, jumping])
 def test_drafts_are_made_again_once_promises_are_kept(cost: Cost) -> None:
     policy = DraftPolicy()
-    run(policy, cost, 0.3, 0.02, kept=0.0)
+    run(policy, cost, 0.3, 0.02, share=0.0)
     always, again = (run(judge, cost, 0.8, 0.02) for judge in (DraftPolicy(), policy))
     assert again.speed >= 0.9 * always.speed
 
 
 def test_a_generation_does_not_distrust_scores_for_what_others_were() -> None:
     policy = DraftPolicy()
-    run(policy, cpu, 0.3, 20.0, kept=0.0)
+    run(policy, cpu, 0.3, 20.0, share=0.0)
     policy.begin()
-    assert run(policy, cpu, 0.8, 0.1, 60).asked >= 58
+    assert run(policy, cpu, 0.8, 0.1, 60).requests >= 58
 
 
 def test_slow_drafting_pauses() -> None:
     """Drafting takes as long as a step, and its drafts are worth less."""
     policy = DraftPolicy()
-    assert run(policy, cpu, 0.2, 20.0).asked < 20
-    assert run(policy, cpu, 0.8, 0.1).asked > 500, "it is asked again once it pays"
+    assert run(policy, cpu, 0.2, 20.0).requests < 20
+    assert run(policy, cpu, 0.8, 0.1).requests > 500, "it is asked again once it pays"
 
 
 @pytest.mark.parametrize("number", [1, 2, 20])
@@ -249,18 +257,21 @@ def test_slow_drafting_pauses() -> None:
 def test_one_slow_draft_costs_little_more_than_itself(number: int, extra: float) -> None:
     undisturbed = run(DraftPolicy(), cpu, 0.7, 0.1, 96)
     disturbed = run(
-        DraftPolicy(), cpu, 0.7, lambda asked: 0.1 + extra * 21.45 * (asked == number), 96
+        DraftPolicy(), cpu, 0.7, lambda requests: 0.1 + extra * 21.45 * (requests == number), 96
     )
     assert undisturbed.tokens - disturbed.tokens <= 10
 
 
 @pytest.mark.parametrize("period", [1, 2, 5])
-@pytest.mark.parametrize(("length", "asked"), [(64, 2.5), (256, 3.5), (2048, 14)])
+@pytest.mark.parametrize(("length", "requests"), [(64, 2.5), (256, 3.5), (2048, 14)])
 def test_a_source_that_is_often_slow_is_asked_less_and_less(
-    period: int, length: int, asked: float
+    period: int, length: int, requests: float
 ) -> None:
     """The source brings one token a step, and costs 2.5 plain steps each time on average."""
-    policy, seconds, written, drafts = DraftPolicy(), 0.0, 0, 0
+    policy = DraftPolicy()
+    seconds = 0.0
+    written = 0
+    drafts = 0
     while written < length:
         asks = policy.wants_drafts()
         drafts += asks
@@ -271,7 +282,7 @@ def test_a_source_that_is_often_slow_is_asked_less_and_less(
             policy.learn(drafted, 0.95 * drafted, drafted, drafting)
         written += 1 + drafted
         seconds += 1 + 0.04 * drafted + drafting
-    assert seconds < length + asked * 2.5 * period
+    assert seconds < length + requests * 2.5 * period
 
 
 def test_after_the_longest_pause_a_source_is_tried_again() -> None:
@@ -283,22 +294,23 @@ def test_after_the_longest_pause_a_source_is_tried_again() -> None:
         policy.observe(0, 21.45)
         paused += 1
     assert paused <= 129
-    assert run(policy, cpu, 0.8, 0.1, 600).asked > 450
+    assert run(policy, cpu, 0.8, 0.1, 600).requests > 450
 
 
 @pytest.mark.parametrize(("gain", "seldom"), [(0.0, True), (0.2, True), (0.5, False)])
 def test_services_are_asked_while_they_bring_what_they_cost(gain: float, seldom: bool) -> None:
     """Services take 0.3 of a plain step, while all other sources draft on."""
-    policy, asked = DraftPolicy(), 0
+    policy = DraftPolicy()
+    requests = 0
     for _ in range(600):
         if policy.wants_drafts():
             services = policy.wants_services()
-            asked += services
+            requests += services
             policy.observe(4, 1.1)
             policy.learn(4, 1.0, 1.0, 0.01 + 0.3 * services, 0.3 * services, gain * services)
         else:
             policy.observe(0, 1.0)
-    assert asked < 120 if seldom else asked > 580
+    assert requests < 120 if seldom else requests > 580
 
 
 def some_slow(chance: Random) -> Callable[[], float]:
@@ -309,7 +321,8 @@ def some_slow(chance: Random) -> Callable[[], float]:
 @pytest.mark.parametrize("likely", [0.4, 0.6, 0.8])
 def test_other_work_on_the_machine_hardly_changes_what_is_drafted(likely: float) -> None:
     """M of a new policy's first 128 steps changes by a few percent, seldom by more."""
-    quiet, ratios = run(DraftPolicy(), cpu, likely, 0.1, 128).tokens, []
+    quiet = run(DraftPolicy(), cpu, likely, 0.1, 128).tokens
+    ratios = []
     for seed in range(24):
         factor = some_slow(Random(seed))
         loaded = run(DraftPolicy(), lambda drafted: cpu(drafted) * factor(), likely, 0.1, 128)
@@ -350,7 +363,9 @@ def rate(policy: DraftPolicy, right: float, size_of: Callable[[int], int]) -> fl
     """Tokens a second of long texts, if each draft token is right with this probability."""
     random = np.random.default_rng(0)
     seconds = policy.costs(64) / policy.reliability
-    tokens, time, waiting = 0, 0.0, 0
+    tokens = 0
+    time = 0.0
+    waiting = 0
     for _ in range(10_000):
         size = size_of(waiting)
         accepted = int(random.geometric(1 - right)) - 1
@@ -365,7 +380,7 @@ def test_more_tokens_a_second_than_with_any_one_size_or_limit(right: float) -> N
     policy = measured_policy()
     ours = rate(policy, right, lambda waiting: policy.worth(right ** np.arange(1, 17), waiting))
     others = [
-        rate(policy, right, lambda waiting, size=size, limit=limit: size if waiting < limit else 0)  # type: ignore[misc]
+        rate(policy, right, lambda waiting, size=size, limit=limit: size if waiting < limit else 0)
         for size in (1, 2, 3, 4, 6, 8, 12)
         for limit in (1, 4, 8, 12, 16)
     ]

@@ -121,7 +121,7 @@ def test_texts_at_random() -> None:
             session.accept(new, top_k)
             written += new
         assert len(session.draft(8)) == 0, "the text has ended"
-        assert session.statistics.dropped == {}
+        assert session.statistics.omissions == {}
 
 
 def test_a_chain_follows_the_grammar() -> None:
@@ -142,7 +142,7 @@ def test_a_text_that_leaves_the_grammar_is_drafted_without_it() -> None:
     session.accept([1, 2])
     tree = session.draft(8)
     assert tree.tokens[0] == 3, "as without a grammar"
-    assert session.statistics.dropped == {("grammar", "error"): 1}
+    assert session.statistics.omissions == {("grammar", "error"): 1}
     assert "the text has left the grammar" in session.statistics.absent["grammar"].reason
 
 
@@ -156,7 +156,8 @@ class Broken(TextsMatcher):
             raise RuntimeError("no more")
         self.steps.pop()
         forked = Broken(self.steps)
-        forked.written, forked.ended = self.written, self.ended
+        forked.written = self.written
+        forked.ended = self.ended
         return forked
 
 
@@ -181,7 +182,7 @@ def test_a_grammar_that_cannot_begin_is_left_out() -> None:
         [PromptLookup(), Grammar(GrammarDefinition(begin, TOKENS))], prompt=[1, 2, 3, 1, 2]
     )
     assert session.draft(4).tokens[0] == 3
-    assert session.statistics.dropped == {("grammar", "error"): 1}
+    assert session.statistics.omissions == {("grammar", "error"): 1}
 
 
 def test_the_tree_of_a_member_is_filtered_and_what_is_forced_is_not_averaged() -> None:
@@ -225,7 +226,8 @@ def test_batches_draft_as_sessions_alone() -> None:
             for some, prompt in zip(texts, prompts, strict=True)
         ]
 
-    together, alone = sessions(), sessions()
+    together = sessions()
+    alone = sessions()
     for token in (ID[b"{"], ID[b'"'], ID[b"name"]):
         assert draft_all(together, 12) == [session.draft(12) for session in alone]
         accept_all(together, [[token]] * 3)

@@ -40,5 +40,6 @@ def test_the_stub_describes_the_module() -> None:
     generator = stubgen.StubGen(native_kernel())
     generator.put(native_kernel())
     written = Path(rest_store.__file__).with_name("_kernel.pyi").read_text(encoding="utf-8")
-    stated, real = interface(written), interface(generator.get())
+    stated = interface(written)
+    real = interface(generator.get())
     assert stated == real, set(stated) ^ set(real)

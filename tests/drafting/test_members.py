@@ -51,10 +51,8 @@ def test_the_only_source_with_counts_drafts_elsewhere_what_it_would_draft_here(
     corpus = data.draw(corpora())
     text = [token for _ in range(2) for token in data.draw(contexts(corpus))][-60:]
     start = data.draw(st.integers(1, len(text)))
-    shape, costs = (
-        data.draw(st.sampled_from(["tree", "chain"])),
-        data.draw(st.sampled_from([None, [1, 1.1, 1.2, 1.5]])),
-    )
+    shape = data.draw(st.sampled_from(["tree", "chain"]))
+    costs = data.draw(st.sampled_from([None, [1, 1.1, 1.2, 1.5]]))
     with tempfile.TemporaryDirectory() as directory:
         store = open_datastore(Path(directory), corpus)
         here = DraftSession([store, PromptLookup(), RecycledLogits()], text[:start])
@@ -78,7 +76,8 @@ def test_trees_of_several_members_and_of_here_are_merged(data: st.DataObject) ->
     other = Corpus(corpus.vocabulary_size, [corpus.shards[0][:1]])
     text = data.draw(contexts(corpus))
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-        first, second = open_datastore(Path(one), corpus), open_datastore(Path(two), other)
+        first = open_datastore(Path(one), corpus)
+        second = open_datastore(Path(two), other)
         with DraftSession([PromptLookup(), Elsewhere([second]), first], text) as session:
             tree = session.draft(8)
             alone = [
@@ -104,19 +103,20 @@ MALFORMED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("found", MALFORMED)
+@pytest.mark.parametrize("actual", MALFORMED)
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_malformed_tree_costs_its_member_the_step(found: str, others: int) -> None:
-    wrong, right = ScriptedSource(TREE, MALFORMED[found], TREE), ScriptedSource(TREE)
+def test_a_malformed_tree_costs_its_member_the_step(actual: str, others: int) -> None:
+    wrong = ScriptedSource(TREE, MALFORMED[actual], TREE)
+    right = ScriptedSource(TREE)
     with DraftSession([wrong, *[right] * others], TEXT) as session:
         whole = session.draft(3)
         session.accept([5])
         alone = session.draft(3)
         assert len(alone) == 3 * others, "the other one's"
-        assert [found in omission.text for omission in session._sources.omissions] == [True]
+        assert [actual in omission.text for omission in session._sources.omissions] == [True]
         session.accept([5])
         assert session.draft(3).tokens.tolist() == whole.tokens.tolist(), "it is asked again"
-        assert session.statistics.dropped == {("scripted", "error"): 1}
+        assert session.statistics.omissions == {("scripted", "error"): 1}
 
 
 def test_a_tree_with_branches_in_the_place_of_a_chain_costs_its_member_the_step() -> None:
@@ -150,7 +150,8 @@ def test_origins_are_those_of_the_session(store: Datastore) -> None:
 
 
 def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
-    away, recycled = ScriptedSource(TREE), RecycledLogits()
+    away = ScriptedSource(TREE)
+    recycled = RecycledLogits()
     session = DraftSession([away, recycled], TEXT, learn=False, tokenizer=identity(300))
     settings = away.settings
     assert settings is not None
@@ -180,12 +181,10 @@ def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
 
 def test_each_member_gets_the_rows_of_its_own_tree(store: Datastore) -> None:
     """Nothing is known of nodes that are cut."""
-    one, other = (
-        ScriptedSource(scored([5, 6], [-1, 0], [0.5, 0.1])),
-        ScriptedSource(
-            scored([4, 5, 6], [-1, -1, 1], [0.9, 0.5, 0.3]),
-            scored([4, 5], [-1, -1], [0.9, 0.5]),
-        ),
+    one = ScriptedSource(scored([5, 6], [-1, 0], [0.5, 0.1]))
+    other = ScriptedSource(
+        scored([4, 5, 6], [-1, -1, 1], [0.9, 0.5, 0.3]),
+        scored([4, 5], [-1, -1], [0.9, 0.5]),
     )
     with DraftSession([one, other], TEXT) as session:
         tree = session.draft(3)
@@ -216,12 +215,12 @@ def test_a_member_that_fails_is_left_out_of_the_step_and_counted(
     with DraftSession([store, away], [1, 2], source_timeout=30) as session:
         tree = session.draft()
         assert tree == DraftSession([store], [1, 2]).draft()
-        assert session.statistics.dropped == {("scripted", why): 1}
+        assert session.statistics.omissions == {("scripted", why): 1}
         assert session.statistics.absent["scripted"].steps == 1
         session.accept([3], node_top_k=[[1]] * (1 + len(tree)))
         tree = session.draft()
         assert {4, 5} <= set(tree.tokens.tolist())
-        assert session.statistics.dropped == {("scripted", why): 1}
+        assert session.statistics.omissions == {("scripted", why): 1}
         assert session.statistics.absent == {}
     assert all(0 < timeout <= 30 for (timeout,) in away.calls("receive"))
 
@@ -242,7 +241,7 @@ def test_parts_of_a_source_are_members_and_count_once(store: Datastore) -> None:
         for member in away.opened:
             member.session.close()  # it raises from now on
         assert len(session.draft(8)) == 0
-        assert session.statistics.dropped == {("elsewhere", "error"): 1}
+        assert session.statistics.omissions == {("elsewhere", "error"): 1}
 
 
 @pytest.mark.parametrize("answer", [TokenizerMismatchError("another"), TokenizerMismatchError])
@@ -251,7 +250,7 @@ def test_a_member_of_another_tokenizer_is_left_out_for_good(store: Datastore, an
     with DraftSession([away, store], [1, 2]) as session:
         for _ in range(3):
             assert len(session.draft()) > 0
-        assert session.statistics.dropped == {("scripted", "tokenizer"): 3}
+        assert session.statistics.omissions == {("scripted", "tokenizer"): 3}
     assert len(away.calls("send")) == 1
     assert len(away.calls("close")) == 1
 
@@ -266,7 +265,7 @@ def test_a_source_that_cannot_open_a_session_is_left_out_for_good(store: Datasto
 
     with DraftSession([Closed(), store], [1, 2]) as session:
         assert len(session.draft()) == len(session.draft()) > 0
-        assert session.statistics.dropped == {("closed", "error"): 2}
+        assert session.statistics.omissions == {("closed", "error"): 2}
 
 
 def test_a_member_that_loses_the_text_or_does_not_close_costs_the_others_nothing(
@@ -312,7 +311,8 @@ def test_no_step_waits_for_a_member_that_is_left_out(store: Datastore) -> None:
 def test_an_interrupt_passes_through_and_the_session_is_as_before(
     store: Datastore, interrupt: Any
 ) -> None:
-    before, away = ScriptedSource(TREE), ScriptedSource(TREE, interrupt, TREE)
+    before = ScriptedSource(TREE)
+    away = ScriptedSource(TREE, interrupt, TREE)
     with DraftSession([before, away, store], [1, 2]) as session:
         session.draft(8)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
@@ -355,7 +355,7 @@ def test_batches_ask_all_members_before_they_wait_for_any(store: Datastore) -> N
     assert trees[0] == trees[3] != trees[2]
     assert trees[1] == DraftSession([store], [1, 2]).draft(4)
     assert trees[2].tokens.tolist() == DraftSession([PromptLookup()], TEXT).draft(8).tokens.tolist()
-    assert [session.statistics.dropped for session in sessions] == [
+    assert [session.statistics.omissions for session in sessions] == [
         {},
         {},
         {("scripted", "error"): 1},

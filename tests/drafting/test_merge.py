@@ -94,14 +94,14 @@ def test_trees_are_merged_by_the_plain_rule(trees: list[Paths], data: st.DataObj
     whole = merged_plainly(trees)
     expected = cut_plainly(whole, limits)
     tree, nodes = merge_trees([tree_of(one) for one in trees], limits)
-    found = paths_of(tree)
-    assert sorted(found) == sorted(expected)
-    assert scores_of(tree) == [np.float32(whole[path][0]) for path in found]
-    assert origins_of(tree) == [whole[path][1] for path in found]
+    merged_paths = paths_of(tree)
+    assert sorted(merged_paths) == sorted(expected)
+    assert scores_of(tree) == [np.float32(whole[path][0]) for path in merged_paths]
+    assert origins_of(tree) == [whole[path][1] for path in merged_paths]
     assert tree == TokenTree(
         tree.tokens, tree.parents, tree.counts, scores=tree.scores, origins=tree.origins
     )
-    places = {path: place for place, path in enumerate(found)}
+    places = {path: place for place, path in enumerate(merged_paths)}
     assert [of_tree.tolist() for of_tree in nodes] == [
         [places.get(path, -1) for path in one] for one in trees
     ]

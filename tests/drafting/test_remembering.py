@@ -21,7 +21,8 @@ def test_outputs_that_are_there_already_are_duplicates(tmp_path: Path) -> None:
     documents = [
         OutputDocument("abc"[place], np.array([1, 2, 3, place], np.int32)) for place in range(3)
     ]
-    first, second = RememberCounts(), RememberCounts()
+    first = RememberCounts()
+    second = RememberCounts()
     with LiveDatastore.open(tmp_path / "live", tokenizer=identity(300)) as live:
         remember(live, documents[:2], first)
         remember(live, documents[1:], second)

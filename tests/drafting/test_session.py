@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.session import DraftSession
+from rest_store.drafting.session import DraftSession, SessionStatistics
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import (
     ArgumentError,
@@ -30,6 +30,7 @@ from rest_store.errors import (
     SessionClosedError,
     SourceError,
 )
+from rest_store.generation.draft_counts import DraftCounts
 from tests.shared.strategies import (
     ONE_TO_NINE,
     Corpus,
@@ -292,12 +293,19 @@ def test_a_source_of_another_tokenizer_is_left_out_and_counted(
     other = open_datastore(tmp_path / "b", Corpus(301, [[[1, 2, 200]]]))
     with DraftSession([one, other], [1, 2], calibration=calibration) as session:
         assert 200 not in session.draft().tokens.tolist()
-        assert session.statistics.dropped == {(str(other.path), "tokenizer"): 1}
+        assert session.statistics.omissions == {(str(other.path), "tokenizer"): 1}
     with DraftSession(
         [one, other], [1, 2], calibration=calibration, tokenizer=identity(301)
     ) as session:
         assert set(session.draft().tokens.tolist()) == {200}
-        assert session.statistics.dropped == {(str(one.path), "tokenizer"): 1}
+        assert session.statistics.omissions == {(str(one.path), "tokenizer"): 1}
+
+
+@pytest.mark.parametrize("kind", [SessionStatistics, DraftCounts])
+def test_the_former_name_of_omissions(kind: type[SessionStatistics] | type[DraftCounts]) -> None:
+    statistics = kind(omissions={("code", "late"): 2})
+    with pytest.warns(FutureWarning, match="dropped is now called omissions"):
+        assert statistics.dropped == {("code", "late"): 2}
 
 
 def test_what_is_learnt_in_use_is_shared_bounded_saved_and_loaded(
@@ -363,12 +371,12 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     refused(QueryError, lambda: opened(store, prompt=[2**31]), str(2**31))
     session = opened(store)
     for limit in (-1, 1025, 1.5, None):
-        refused(ArgumentError, lambda limit=limit: session.draft(limit), "max_nodes")  # type: ignore[misc]
+        refused(ArgumentError, lambda limit=limit: session.draft(limit), "max_nodes")
     numbers = ([], [[1.0]], [0.0], [1.0, -1.0], [float("nan")], [10**400], 3.0)
     for costs in (*numbers, "fast"):
-        refused(ArgumentError, lambda costs=costs: session.draft(4, costs), "costs")  # type: ignore[misc]
+        refused(ArgumentError, lambda costs=costs: session.draft(4, costs), "costs")
     for shape in ("Chain", None, ["chain"]):
-        refused(ArgumentError, lambda shape=shape: session.draft(4, shape=shape), "shape")  # type: ignore[misc]
+        refused(ArgumentError, lambda shape=shape: session.draft(4, shape=shape), "shape")
     refused(QueryError, lambda: session.accept([]), "tokens")
     refused(QueryError, lambda: session.accept([-5]), "-5")
     refused(ContextTypeError, lambda: session.accept([3], top_k=[[1]] * 4), "top_k")
@@ -386,3 +394,12 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     session.close()
     refused(SessionClosedError, lambda: session.draft(), "closed")
     refused(SessionClosedError, lambda: session.accept([1]), "closed")
+
+
+def test_recycled_logits_are_bounded() -> None:
+    recycled = RecycledLogits()
+    chance = np.random.default_rng(1)
+    with DraftSession([recycled], prompt=[1]) as session:
+        session.accept(chance.integers(0, 2**20, 80_000), chance.integers(0, 2**20, (80_000, 8)))
+        assert 100_000 < len(recycled) <= 131_072
+        session.draft()

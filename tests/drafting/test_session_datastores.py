@@ -33,7 +33,8 @@ def test_estimates_do_not_depend_on_the_number_of_shards(
     tmp_path: Path, calibration: Calibration
 ) -> None:
     """The share of a token among 1030 continuations is the same in one shard and in many."""
-    usual, rare = [[1, 2]] * 1000, [[[1, 3]]] * 30
+    usual = [[1, 2]] * 1000
+    rare = [[[1, 3]]] * 30
     scores = []
     for name, shards in (("one", [usual + [[1, 3]] * 30]), ("many", [usual, *rare])):
         (tmp_path / name).mkdir()
@@ -55,11 +56,11 @@ def test_a_datastore_truncated_underneath_is_left_out(
     with DraftSession([PromptLookup(), store], [1, 2, 3, 1, 2], calibration=calibration) as session:
         os.truncate(next(tmp_path.glob("*.tokens")), 4096)
         tree = session.draft()
-        assert session.statistics.dropped == {(str(tmp_path), "error"): 1}
+        assert session.statistics.omissions == {(str(tmp_path), "error"): 1}
         assert tree.origins is not None
         assert set(tree.origins.tolist()) == {1}
         session.draft()
-        assert session.statistics.dropped == {(str(tmp_path), "error"): 2}
+        assert session.statistics.omissions == {(str(tmp_path), "error"): 2}
 
 
 @pytest.mark.skipif(
@@ -108,7 +109,8 @@ def recorded(*sources: object, text: Sequence[int] = (1, 2)) -> npt.NDArray[np.f
 
 
 def test_a_live_datastore_has_columns_of_its_own(frozen: Datastore, live: LiveDatastore) -> None:
-    alone, beside = recorded(frozen), recorded(live, frozen)
+    alone = recorded(frozen)
+    beside = recorded(live, frozen)
     assert alone[:, BEST + SHARE].tolist() == beside[:, BEST + SHARE].tolist() == [0.75, 0.25]
     assert (alone[:, LIVE:END] == -1).all()
     assert (beside[:, SECOND:LIVE] == -1).all()
@@ -166,7 +168,8 @@ def scores(source: object, calibration: Calibration) -> dict[int, float]:
 def test_steps_with_a_live_datastore_have_trees_of_their_own(
     frozen: Datastore, live: LiveDatastore
 ) -> None:
-    usual, of_live = reading(BEST + SHARE), reading(LIVE + SHARE)
+    usual = reading(BEST + SHARE)
+    of_live = reading(LIVE + SHARE)
     both = Calibration(usual.native.gbdt, live_gbdt=of_live.native.gbdt)
     assert scores(frozen, both) == scores(frozen, usual)
     assert scores(live, both) == scores(frozen, usual)

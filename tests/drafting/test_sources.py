@@ -66,7 +66,7 @@ def test_timeouts_are_numbers_of_seconds(timeout: Any) -> None:
     require_source_timeout("here", timeout)
     with DraftSession([ONE], [1], source_timeout=timeout) as session:
         session.draft()
-        assert ("scripted", "error") not in session.statistics.dropped
+        assert ("scripted", "error") not in session.statistics.omissions
 
 
 @pytest.mark.parametrize(

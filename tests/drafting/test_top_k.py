@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rest_store.drafting.top_k import most_likely
+from rest_store.drafting.most_likely import most_likely
 
 
 @pytest.mark.parametrize("vocabulary", [1, 5, 8, 63, 64, 65, 1000, 49_152])

@@ -14,7 +14,9 @@ import pytest
 import rest_store
 from rest_store.drafting.remembering import flush
 from rest_store.engines import latest_outputs
-from rest_store.engines.metrics import EngineMetrics, request_line
+from rest_store.engines.engine_metrics import EngineMetrics, request_line
+from rest_store.engines.engine_settings import EngineSettings
+from rest_store.engines.engine_sources import EngineSources, RequestSources
 from rest_store.engines.request import (
     EngineRequest,
     NewRequest,
@@ -24,8 +26,6 @@ from rest_store.engines.request import (
 )
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.scopes import Scope
-from rest_store.engines.settings import EngineSettings
-from rest_store.engines.sources import EngineSources, RequestSources
 from rest_store.errors import StorageError
 from rest_store.live.agent_memory import RECORD_NAME
 from tests.shared.engine import (
@@ -75,16 +75,16 @@ def drafter(tmp_path: Path) -> Iterator[RequestDrafter]:
 
 def test_a_tenants_texts_are_drafted_for_no_other(drafter: RequestDrafter, tmp_path: Path) -> None:
     first = {tenant: written(drafter, f"{tenant} 1", namespace=tenant) for tenant in ("a", None)}
-    assert [counts.get("memory", 0) for counts in first.values()] == [0, 0]
-    assert written(drafter, "b 1", namespace="b").get("memory", 0) == 0
-    assert written(drafter, "a 2", namespace="a")["memory"] > 0
+    assert [counts.get("outputs", 0) for counts in first.values()] == [0, 0]
+    assert written(drafter, "b 1", namespace="b").get("outputs", 0) == 0
+    assert written(drafter, "a 2", namespace="a")["outputs"] > 0
     assert totals(drafter, "errors") == {}
     drafter.close()
     with rest_store.LiveDatastore.open(tmp_path / "memory", read_only=True) as live:
         assert [live.namespace(name).count([5, 6, 7]) for name in ("", "a", "b")] == [1, 2, 1]
     again = drafter_with(remember=str(tmp_path / "memory"), namespaces=["a", "b", "new"])
-    assert written(again, "new", namespace="new").get("memory", 0) == 0
-    assert written(again, "a 3", namespace="a")["memory"] > 0
+    assert written(again, "new", namespace="new").get("outputs", 0) == 0
+    assert written(again, "a 3", namespace="a")["outputs"] > 0
     again.close()
 
 
@@ -123,8 +123,8 @@ def test_a_memory_that_cannot_be_read_is_not_searched(
     def fail(*arguments: Any, **options: Any) -> Any:
         raise StorageError("no longer readable")
 
-    drafter._sources._scopes.get("a", "").memory.add([[1, 2, 3]])
-    monkeypatch.setattr(drafter._sources._scopes.get("a", "").memory, "documents", fail)
+    drafter._sources._scopes.get("a", "").target.add([[1, 2, 3]])
+    monkeypatch.setattr(drafter._sources._scopes.get("a", "").target, "documents", fail)
     drafter.work()
     assert [drafter.latest_outputs(name).size > 0 for name in ("a", "b")] == [False, True]
     assert totals(drafter, "errors")["work"] >= 1
@@ -164,10 +164,10 @@ def test_a_namespace_without_the_operator_is_no_memory(
     drafter: RequestDrafter, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A namespace that the operator did not name shares nothing, and the request goes on."""
-    assert written(drafter, "1").get("memory", 0) == 0
+    assert written(drafter, "1").get("outputs", 0) == 0
     for number, name in enumerate(["other", "other", 7, ["a"], "a/lora:b"]):
-        assert written(drafter, f"other {number}", namespace=name).get("memory", 0) == 0
-    assert written(drafter, "2")["memory"] > 0
+        assert written(drafter, f"other {number}", namespace=name).get("outputs", 0) == 0
+    assert written(drafter, "2")["outputs"] > 0
     assert totals(drafter, "errors") == {"choices": 5}
     assert totals(drafter, "remembered_documents") == {"": 2}
     said = [record.getMessage() for record in caplog.records]
@@ -182,14 +182,14 @@ def test_an_adapters_texts_are_remembered_by_its_name(tmp_path: Path) -> None:
     memory = str(tmp_path / "memory")
     for start in range(2):
         drafter = drafter_with(remember=memory, namespaces=["a"])
-        base = written(drafter, "base").get("memory", 0)
-        tuned = written(drafter, "tuned", adapter="tuned").get("memory", 0)
-        other = written(drafter, "other", adapter="other", namespace="a").get("memory", 0)
+        base = written(drafter, "base").get("outputs", 0)
+        tuned = written(drafter, "tuned", adapter="tuned").get("outputs", 0)
+        other = written(drafter, "other", adapter="other", namespace="a").get("outputs", 0)
         assert [base > 0, tuned > 0, other > 0] == [bool(start)] * 3
-        assert written(drafter, "again", adapter="tuned")["memory"] > 0
-        assert written(drafter, "new", adapter=f"new {start}").get("memory", 0) == 0
+        assert written(drafter, "again", adapter="tuned")["outputs"] > 0
+        assert written(drafter, "new", adapter=f"new {start}").get("outputs", 0) == 0
         # A name too long for a namespace has no memory, and is said.
-        assert written(drafter, "long", adapter="x" * 300).get("memory", 0) == 0
+        assert written(drafter, "long", adapter="x" * 300).get("outputs", 0) == 0
         assert totals(drafter, "errors") == {"choices": 1}
         drafter.close()
 
@@ -208,10 +208,10 @@ def test_an_agents_memory_is_drafted_for_no_tenant(tmp_path: Path) -> None:
 
 
 def test_a_name_may_be_that_of_another_source(places: dict[str, str], tmp_path: Path) -> None:
-    named = {"memory": places["code"], "prompt": places["chat"]}
+    named = {"outputs": places["code"], "prompt": places["chat"]}
     drafter = drafter_with(datastores=named, remember=str(tmp_path / "live"))
-    assert drafter._sources.labels == ["memory", "prompt", "memory", "prompt", "logits"]
-    assert drafter._sources.chosen(None, "memory").places == [0, 2, 3, 4, 5]
+    assert drafter._sources.labels == ["outputs", "prompt", "outputs", "prompt", "logits"]
+    assert drafter._sources.chosen(None, "outputs").places == [0, 2, 3, 4, 5]
     drafter.close()
 
 
@@ -240,7 +240,7 @@ def test_requests_choose_among_named_datastores(
     places: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     drafter = drafter_with(datastores=places, remember=str(tmp_path / "memory"))
-    assert drafter._sources.labels == ["code", "chat", "memory", "prompt", "logits"]
+    assert drafter._sources.labels == ["code", "chat", "outputs", "prompt", "logits"]
 
     def first(chosen: Any) -> set[int]:
         drafter.begin(NewRequest("a", PROMPT, 2, datastores=chosen))
@@ -248,8 +248,8 @@ def test_requests_choose_among_named_datastores(
         return {int(token) for token in tree.tokens if token in (100, 101)}
 
     both = {100, 101}
-    found = [first(chosen) for chosen in (None, ["code"], "chat", ["chat", "code"], [])]
-    assert found == [both, {100}, {101}, both, set()]
+    firsts = [first(chosen) for chosen in (None, ["code"], "chat", ["chat", "code"], [])]
+    assert firsts == [both, {100}, {101}, both, set()]
     assert totals(drafter, "errors") == {}
     assert first(["code", "unknown", 7]) == {100}
     assert first(str(Path(places["chat"]))) == set(), "its place is not its name"

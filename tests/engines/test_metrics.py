@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from rest_store.drafting.remembering import RememberCounts
-from rest_store.engines import metrics
-from rest_store.engines.metrics import EngineMetrics, summary_line
+from rest_store.engines import engine_metrics
+from rest_store.engines.engine_metrics import EngineMetrics, summary_line
 
 LOG = logging.getLogger("test")
 SOURCES = ["code.ds", "prompt"]
@@ -89,10 +89,10 @@ def test_lines_come_in_the_engines_rhythm_with_what_is_new(
 def registry() -> Iterator[CollectorRegistry]:
     """The process's registry, which is left as it was."""
     yield REGISTRY
-    counters, sessions = metrics._metrics(("engine",))
+    counters, sessions = engine_metrics._metrics(("engine",))
     for metric in (*counters.values(), sessions):
         REGISTRY.unregister(metric)
-    metrics._metrics.cache_clear()
+    engine_metrics._metrics.cache_clear()
 
 
 def test_metrics_are_exported(registry: CollectorRegistry) -> None:

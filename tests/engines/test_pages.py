@@ -15,7 +15,8 @@ from tests.engines.sglang import test_parameters as in_sglang
 from tests.engines.vllm import test_parameters as in_vllm
 from tests.shared.pages import PAGES, section
 
-SGLANG, VLLM = PAGES["docs/how-to/sglang.md"], PAGES["docs/how-to/vllm.md"]
+SGLANG = PAGES["docs/how-to/sglang.md"]
+VLLM = PAGES["docs/how-to/vllm.md"]
 
 
 def rows(page: str) -> dict[str, str]:
@@ -32,17 +33,17 @@ def names(text: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", text))
 
 
-def tried(asked: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    return {name for parameters in asked.values() for name in parameters}
+def tried(requests: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    return {name for parameters in requests.values() for name in parameters}
 
 
 @pytest.mark.parametrize(
-    ("page", "asked"), [(VLLM, in_vllm.ASKED), (SGLANG, in_sglang.ASKED)], ids=["vLLM", "SGLang"]
+    ("page", "requests"), [(VLLM, in_vllm.ASKED), (SGLANG, in_sglang.ASKED)], ids=["vLLM", "SGLang"]
 )
 def test_each_parameter_that_is_tried_has_a_line(
-    page: str, asked: Mapping[str, Mapping[str, Any]]
+    page: str, requests: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    assert tried(asked) <= names(" ".join(rows(page)))
+    assert tried(requests) <= names(" ".join(rows(page)))
 
 
 def test_what_vllm_refuses_has_a_line() -> None:
@@ -55,11 +56,11 @@ def test_what_vllm_refuses_has_a_line() -> None:
 
 
 def test_penalties_have_no_draft_nodes_in_sglang() -> None:
-    asked = {name: in_sglang.ASKED[name] for name in [*in_sglang.PENALIZED, "fewest tokens"]}
+    requests = {name: in_sglang.ASKED[name] for name in [*in_sglang.PENALIZED, "fewest tokens"]}
     without = " ".join(
         feature for feature, said in rows(SGLANG).items() if "without draft nodes" in said
     )
-    assert names(without) == tried(asked) - {"stop_token_ids"}
+    assert names(without) == tried(requests) - {"stop_token_ids"}
 
 
 def test_arguments_that_sglang_alone_has_a_use_for_are_named() -> None:

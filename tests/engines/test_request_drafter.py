@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 import rest_store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import flush
+from rest_store.drafting.session import DraftSession
 from rest_store.engines import request_drafter
+from rest_store.engines.engine_sources import EngineSources, RequestSources
 from rest_store.engines.request import NO_TREE, EngineRequest, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.scopes import Scope
-from rest_store.engines.sources import RequestSources
 from rest_store.live.namespace import Namespace
 from tests.shared.engine import (
     VOCABULARY,
@@ -29,6 +31,7 @@ from tests.shared.engine import (
     write,
     written_datastore,
 )
+from tests.shared.live import until
 from tests.shared.members import ScriptedSource, scored
 
 MODEL = cyclic(VOCABULARY)
@@ -151,9 +154,9 @@ def test_requests_draft_from_what_enough_groups_wrote(tmp_path: Path) -> None:
     drafter, accepted = drafter_with(remember=str(tmp_path / "memory"), shared_after=2), []
     memory = drafter._sources.target
     for number, group in enumerate(["one", "two", "two", "three", ""]):
-        before = totals(drafter, "source_accepted_tokens").get("memory", 0)
+        before = totals(drafter, "source_accepted_tokens").get("outputs", 0)
         write([request := Written(drafter, MODEL, f"{number}", [3, 4], group=group)], 12)
-        accepted.append(totals(drafter, "source_accepted_tokens").get("memory", 0) - before > 0)
+        accepted.append(totals(drafter, "source_accepted_tokens").get("outputs", 0) - before > 0)
         drafter.finish([request.id])
         assert flush(memory, None)
     assert accepted == [False, False, True, True, True]
@@ -354,3 +357,71 @@ def test_a_service_that_brings_nothing_is_hardly_asked_and_the_rest_drafts_on(pl
     assert service is not None
     assert 0 < len(service.calls("receive")) < 20
     assert lengths[1] > 0.9 * lengths[0]
+
+
+def test_an_interrupt_passes_and_the_next_step_drafts(
+    drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    drafter.begin(NewRequest("a", [5, 6], 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(request_drafter, "draft_all", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            drafter.draft([StepRequest("a", NOTHING, 8)])
+    (tree,) = drafter.draft([StepRequest("a", NOTHING, 8)])
+    assert len(tree)
+    assert totals(drafter, "errors") == {}
+
+
+def test_its_thread_ends_with_it(place: str) -> None:
+    others = threading.enumerate()  # those of earlier tests may be about to end
+    drafter = drafter_with(datastores=[place])
+    (thread,) = [
+        running
+        for running in threading.enumerate()
+        if running.name == "rest-store" and running not in others
+    ]
+    drafter.close()
+    drafter.close()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+FAULTS: dict[str, tuple[type, str, Callable[[RequestDrafter], object]]] = {
+    "begin": (EngineSources, "chosen", lambda drafter: drafter.begin(NewRequest("b", [5], 1))),
+    "propose": (
+        EngineRequest,
+        "count_step",
+        lambda drafter: drafter.accept([StepRequest("a", np.array([7], np.int32), 0)]),
+    ),
+    "close": (DraftSession, "close", lambda drafter: drafter.drop(["a"])),
+    "remember": (EngineRequest, "document", lambda drafter: drafter.finish(["a"])),
+}
+
+
+@pytest.mark.parametrize("where", FAULTS)
+def test_a_fault_beside_a_draft_is_counted_and_costs_no_other_request(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    drafter = drafter_with(datastores=[place], remember=str(tmp_path / "memory"))
+    write([Written(drafter, MODEL, "a", [5, 6])], 2)
+    owner, name, call = FAULTS[where]
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, failing)
+        call(drafter)
+    other = Written(drafter, MODEL, "other", [20, 21])
+    write([other], 2)
+    assert len(other.tree)
+    assert totals(drafter, "errors") == {where: 1}
+    drafter.close()
+
+
+def test_its_thread_survives_errors(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_drafter, "_WORK_SECONDS", 0.001)
+    drafter = drafter_with(datastores=[place])
+    monkeypatch.setattr(drafter.metrics, "publish", failing)
+    until(lambda: totals(drafter, "errors").get("work", 0) > 1)
+    monkeypatch.undo()
+    drafter.close()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rest_store.engines.settings import EngineSettings
-from rest_store.errors import ArgumentError
+from rest_store.engines.engine_settings import EngineSettings
+from rest_store.errors import ArgumentError, ServeError
 
 WHERE = "additional_config.rest_store"
 
@@ -66,3 +66,12 @@ def test_certificates_imply_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     access = EngineSettings(tls_ca="ca.pem", tls_server_name="name").access()
     assert access["token"] == "from the environment"
     assert (access["tls"].ca, access["tls"].server_name) == (Path("ca.pem"), "name")
+
+
+def test_a_token_comes_from_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    assert EngineSettings(token_file=str(file)).access() == {"token": "secret", "tls": None}
+    file.write_text("\n")
+    with pytest.raises(ServeError):
+        EngineSettings(token_file=str(file)).access()

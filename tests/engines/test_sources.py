@@ -12,7 +12,9 @@ import pytest
 
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, remember
-from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.engine_metrics import EngineMetrics
+from rest_store.engines.engine_settings import EngineSettings
+from rest_store.engines.engine_sources import EngineSources
 from rest_store.engines.request import (
     NewRequest,
     StepRequest,
@@ -20,8 +22,6 @@ from rest_store.engines.request import (
     parse_prediction,
 )
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.settings import EngineSettings
-from rest_store.engines.sources import EngineSources
 from rest_store.errors import (
     DatastoreFormatError,
     DatastoreNotFoundError,
@@ -65,7 +65,7 @@ def test_a_datastore_named_twice_is_one(tmp_path: Path) -> None:
         remember=f"{memory}/",
         tokenizer=identity(VOCABULARY),
     )
-    assert made.labels == [place, "memory", "prompt", "logits"]
+    assert made.labels == [place, "outputs", "prompt", "logits"]
     assert made.target is made.stores[1]
     made.close()
 
@@ -221,6 +221,12 @@ def test_a_service_that_is_away_is_done_without(
     assert accepted["prompt"] > 0, "the prompt is drafted from all the same"
 
 
+def test_a_memory_that_is_there_needs_no_tokenizer(tmp_path: Path) -> None:
+    memory = tmp_path / "m"
+    LiveDatastore.open(memory, tokenizer=identity(VOCABULARY)).close()
+    opened(remember=str(memory)).close()
+
+
 def test_references_are_texts_or_tokens() -> None:
     tokenizer = SimpleNamespace(
         identity=identity(VOCABULARY), encode=lambda text, add_special_tokens: [7, len(text)]
@@ -286,11 +292,11 @@ def test_an_agents_memory_is_a_source_of_each_kind_of_text(tmp_path: Path) -> No
     assert made.labels == [f"{memory}/written", f"{memory}/history", "prompt", "logits"]
     made.close()
     made = opened(remember=str(memory), tokenizer=identity(VOCABULARY))
-    assert made.labels == ["memory/written", "memory/history", "memory", "prompt", "logits"]
+    assert made.labels == ["outputs/written", "outputs/history", "outputs", "prompt", "logits"]
     assert made.target is made.stores[2]
     with made.session(np.array([9, 1], np.int32)) as session:
         assert session.draft(4).tokens.tolist() == [2, 3]
     made.close()
     made = opened(remember=str(memory), namespace="someone", tokenizer=identity(VOCABULARY))
-    assert made.labels == ["memory", "prompt", "logits"]
+    assert made.labels == ["outputs", "prompt", "logits"]
     made.close()

@@ -44,3 +44,10 @@ def test_errors_are_said() -> None:
     assert listened.target.take() is None
     assert len(listened.said) == 1
     assert listened.said[0].startswith("logits: ")
+
+
+def test_a_hook_ends_with_its_owner() -> None:
+    listened = Listened()
+    del listened.target
+    listened.show(torch.rand(3, 2000))
+    assert not listened.module._forward_hooks

@@ -35,6 +35,7 @@ NO_NETWORK = (
 )
 CORPUS = zipf_corpus(seed=1, tokens=3_000, alphabet=40, vocabulary_size=49_152, shards=2)
 NODES = 16  # of a tree, at most
+RECYCLED = 4  # the origin of recycled logits
 PATIENT = {"lateMs": PATIENCE * 1000}
 
 # Takes steps of a session as lines of JSON, and answers each with its tree or its error.
@@ -72,11 +73,11 @@ def page_module() -> str:
     imports = "".join(
         f'import {{ {name} }} from "./{module}.js";\n' for module, name in names.items()
     )
-    given = (
+    arguments = (
         "declare const prompt: number[], output: number[], verify: (tree: Tree) =>"
         " Promise<number[]>;\n"
     )
-    return imports + given + snippet
+    return imports + arguments + snippet
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +219,42 @@ def test_a_replay_takes_the_steps_of_one_in_process(service: Service, directory:
             lines.append(f"{steps}, M {outcome.mean_accepted:.2f}")
     assert done.stderr == ""
     assert done.stdout.splitlines() == lines
+
+
+def test_top_k_and_costs_reach_the_session(service: Service, directory: Path, text: Text) -> None:
+    first, second, *_ = text.accepted
+    costs = [10.0 + nodes**2 for nodes in range(NODES + 1)]
+    source = np.random.default_rng(1)
+    written = [token for tokens in text.accepted for token in tokens]
+
+    def likely(rows: int) -> list[list[int]]:
+        return source.choice(written, (rows, 3)).tolist()  # type: ignore[no-any-return]
+
+    top_k = likely(len(text.prompt) + len(first))
+    with Client(service.target) as client, session_in_process(directory, text.prompt) as session:
+        require_same(client.step(prompt=text.prompt), session.draft(NODES))
+        session.accept(first, top_k)
+        tree = session.draft(NODES)
+        node_top_k = likely(1 + len(tree))
+        require_same(client.step(accept=first, topK=top_k), tree)
+        assert tree.origins is not None
+        assert (tree.origins & RECYCLED).any()
+        session.accept(second, node_top_k=node_top_k)
+        tree = session.draft(NODES, costs)
+        require_same(client.step(accept=second, nodeTopK=node_top_k, costs=costs), tree)
+    assert 0 < len(tree) < NODES
+
+
+def test_a_wrong_token_is_reported(
+    built: None, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(directory, environment={"REST_STORE_TOKEN": "secret"}) as service:
+        replay = ("node", "dist/replay.js", service.target, EXAMPLE / "recordings.jsonl")
+        refused = run(*replay)
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("Error: UNAUTHENTICATED: ")
+        monkeypatch.setenv("REST_STORE_TOKEN", "secret")
+        assert run(*replay).returncode == 0
 
 
 def test_a_broken_stream_is_opened_again_from_the_text(

@@ -51,13 +51,13 @@ def test_partitions_are_served_and_started_again(tmp_path: Path) -> None:
             with DatastoreClient(target, timeout=PATIENCE) as client:
                 assert client.count([5, 6]) == 3
                 assert client.count([6, 7]) == 2
-                found = subprocess.run(
+                done = subprocess.run(
                     ["pgrep", "-f", f"serve {datastore} --partition 1/2"],
                     capture_output=True,
                     text=True,
                     check=True,
                 )
-                for number in found.stdout.split():
+                for number in done.stdout.split():
                     os.kill(int(number), signal.SIGKILL)
                 assert client.count([5, 6]) == 3, "at the addresses that they had"
             process.send_signal(signal.SIGINT)

@@ -72,11 +72,11 @@ def test_own_code_is_built_once_and_drafts(model: Path, folder: Path, tmp_path: 
 
 @pytest.mark.parametrize("end", ["\n", ""], ids=["an empty line", "Ctrl-D"])
 def test_a_chat_remembers_its_answers(model: Path, tmp_path: Path, end: str) -> None:
-    arguments = [model, tmp_path / "memory", "--max-new-tokens", 12]
-    printed = run("chat_with_memory.py", *arguments, typed=f"return first\nadd second\n{end}")
+    arguments = [model, tmp_path / "history", "--max-new-tokens", 12]
+    printed = run("chat_that_remembers.py", *arguments, typed=f"return first\nadd second\n{end}")
     assert printed.count("[M ") == 2
-    with rest_store.LiveDatastore.open(tmp_path / "memory", read_only=True) as memory:
-        assert memory.info().document_count == 2
+    with rest_store.LiveDatastore.open(tmp_path / "history", read_only=True) as history:
+        assert history.info().document_count == 2
 
 
 # A busy machine's service may be late.
@@ -98,28 +98,28 @@ def test_the_demo_ends_with_the_same_text_although_a_service_died(
 ) -> None:
     rest_store.build(folder, model, tmp_path / "code.ds")
     printed = run(
-        "demo.py", model, tmp_path / "code.ds", tmp_path / "memory", "--max-new-tokens", 12
+        "demo.py", model, tmp_path / "code.ds", tmp_path / "history", "--max-new-tokens", 12
     )
     assert "times as fast" in printed
     assert "The text is the same." in printed
     assert re.search(
         r"^M \d\.\d\d from the datastore, M \d\.\d\d from the answer that", printed, re.MULTILINE
     )
-    with rest_store.LiveDatastore.open(tmp_path / "memory", read_only=True) as memory:
-        assert memory.info().document_count == 1
+    with rest_store.LiveDatastore.open(tmp_path / "history", read_only=True) as history:
+        assert history.info().document_count == 1
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of trl
-def test_grpo_samples_from_a_memory_of_all_samples(
+def test_grpo_samples_from_a_history_of_all_samples(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("trl", reason="trl is not installed")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.txt").write_text("def push\n\ndef pop\n", encoding="utf-8")
     run("grpo.py", model, "prompts.txt", "--epochs", 2, "--max-new-tokens", 8)
-    with rest_store.LiveDatastore.open("rollouts.live", read_only=True) as memory:
-        samples = list(memory.documents())
+    with rest_store.LiveDatastore.open("rollouts.live", read_only=True) as history:
+        samples = list(history.documents())
     assert len(samples) == 2 * 2 * 8
     assert Counter(sample.epoch for sample in samples) == {0: 16, 1: 16}
     assert set(Counter(sample.group for sample in samples).values()) == {16}

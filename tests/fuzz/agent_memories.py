@@ -17,7 +17,7 @@ from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from rest_store.live.check import check_live
+from rest_store.live.live_check import check_live
 from rest_store.live.live_datastore import LiveDatastore
 from tests.fuzz import campaign
 from tests.shared.agents import git, texts_in, transcript, tree_texts, write_tokenizer
@@ -38,7 +38,8 @@ class Fuzzer(campaign.Fuzzer):
     def run(self, chance: random.Random) -> Counter[str]:
         """Run one case: a few processes."""
         outcomes: Counter[str] = Counter()
-        top, place = self.directory / "tree", self.directory / "memory"
+        top = self.directory / "tree"
+        place = self.directory / "memory"
         top.mkdir()
         tree = _Tree(top, chance)
         try:
@@ -153,7 +154,8 @@ class _Tree:
 
     def move(self) -> None:
         """Move a file or a directory."""
-        path, other = self._path(), self._path()
+        path = self._path()
+        other = self._path()
         path = self._chance.choice([path, path.parent])
         if path != self.top and not other.exists() and path not in other.parents:
             other.parent.mkdir(parents=True, exist_ok=True)

@@ -168,7 +168,8 @@ def write_nonsense(chance: random.Random, path: Path, spare: Path) -> None:
         b"".join(chance.choice(alphabet).to_bytes(width, "big") for _ in range(positions - 1))
         + b"\xff" * width
     )
-    entries, bits = positions - count, entry_bits(positions)
+    entries = positions - count
+    bits = entry_bits(positions)
     order = [chance.randrange(2**bits) for _ in range(entries)]
     if chance.random() < 0.75:  # sorted, except for some
         order = sorted(range(positions), key=lambda position: symbols[width * position :])[:entries]
@@ -211,13 +212,13 @@ def require(holds: bool, otherwise: str) -> None:
 
 def contents(directory: Path) -> Contents:
     """The bytes of all regular files, what else there is by its kind."""
-    found = {}
+    actual = {}
     for path in directory.iterdir():
         if path.is_symlink() or not path.is_file():
-            found[path.name] = b"no regular file"
+            actual[path.name] = b"no regular file"
         else:
-            found[path.name] = path.read_bytes() if path.stat().st_size < LARGE else b"large"
-    return found
+            actual[path.name] = path.read_bytes() if path.stat().st_size < LARGE else b"large"
+    return actual
 
 
 # --- What is asked --------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ class Fuzzer(campaign.Fuzzer):
             shutil.rmtree(work)
 
     def _run(self, chance: random.Random, source: Path, work: Path) -> Counter[str]:
-        found: Counter[str] = Counter()
+        actual: Counter[str] = Counter()
         opened = Datastore.open(work) if chance.random() < 0.3 else None
         done: list[str] = []
         is_sealed = False
@@ -299,20 +300,20 @@ class Fuzzer(campaign.Fuzzer):
         try:
             store = opened or Datastore.open(work)
         except RestStoreError as error:
-            found[f"open: {type(error).__name__}"] += 1
+            actual[f"open: {type(error).__name__}"] += 1
             require(not sound, f"refused, though only other files are damaged: {error}")
         else:
             if opened is None and chance.random() < 0.3:
                 read_copies(store)
             for kind, ask in QUERIES.items():
-                found[f"{kind}: {self._asked(ask, chance, source, store, sound)}"] += 1
-        found[
+                actual[f"{kind}: {self._asked(ask, chance, source, store, sound)}"] += 1
+        actual[
             "check:"
             f" {self._checked(chance, work, None if is_sealed else self._contents[source.name])}"
         ] += 1
         if chance.random() < 0.15:
-            found[f"command: {command(chance, work)}"] += 1
-        return found
+            actual[f"command: {command(chance, work)}"] += 1
+        return actual
 
     def _asked(
         self, ask: Any, chance: random.Random, source: Path, store: Datastore, sound: bool
@@ -356,8 +357,8 @@ def read_copies(store: Datastore) -> None:
 
 def contents_are(directory: Path, expected: Contents, names: tuple[str, ...]) -> bool:
     """Whether the files whose names end so are those that there were."""
-    found = contents(directory)
-    return all(found.get(name) == data for name, data in expected.items() if name.endswith(names))
+    actual = contents(directory)
+    return all(actual.get(name) == data for name, data in expected.items() if name.endswith(names))
 
 
 def some_context(rng: random.Random, symbols: list[int], vocabulary_size: int) -> list[int]:
@@ -382,7 +383,10 @@ def require_bounds(store: Datastore, tree: TokenTree, limits: dict[str, int]) ->
     require_match_bounds(store, tree.match, limits["max_suffix"])
     if len(tree) == 0:
         return
-    tokens, parents, depths, counts = tree.tokens, tree.parents, tree.depths, tree.counts
+    tokens = tree.tokens
+    parents = tree.parents
+    depths = tree.depths
+    counts = tree.counts
     assert tree.match.length > 0
     assert 0 <= tokens.min() <= tokens.max() < store.vocabulary_size
     assert parents.min() >= -1
@@ -394,15 +398,15 @@ def require_bounds(store: Datastore, tree: TokenTree, limits: dict[str, int]) ->
 
 
 def match(store: Datastore, context: list[int]) -> Any:
-    found = store.longest_suffix_match(context)
-    require_match_bounds(store, found, 16)
-    return found
+    actual = store.longest_suffix_match(context)
+    require_match_bounds(store, actual, 16)
+    return actual
 
 
 def count(store: Datastore, context: list[int]) -> int:
-    found = store.count(context[:64])
-    assert 0 <= found <= store.manifest.token_count
-    return found
+    actual = store.count(context[:64])
+    assert 0 <= actual <= store.manifest.token_count
+    return actual
 
 
 def draft(store: Datastore, context: list[int]) -> Any:

@@ -42,7 +42,9 @@ class Source:
     def __init__(
         self, texts: list[list[int]], chance: random.Random, faults: frozenset[str]
     ) -> None:
-        self.texts, self.chance, self.faults = texts, chance, faults
+        self.texts = texts
+        self.chance = chance
+        self.faults = faults
         self.context: list[int] = []
         self.max_nodes = 0
 
@@ -103,7 +105,8 @@ class Source:
         if self.fails("nonsense"):
             return nonsense(self.chance)
         tree = self.tree(self.max_nodes)
-        scores, origins = 0.9**tree.depths, [self.chance.randrange(8)] * len(tree)
+        scores = 0.9**tree.depths
+        origins = [self.chance.randrange(8)] * len(tree)
         return TokenTree(tree.tokens, tree.parents, tree.counts, scores=scores, origins=origins)
 
     def accept(self, tokens: Any, top_k: Any, node_top_k: Any) -> None:

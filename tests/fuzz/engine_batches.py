@@ -32,11 +32,9 @@ LOG.propagate = False
 
 def model_of(chance: random.Random) -> Model:
     """A model whose next token depends on the last few; a small alphabet makes it repeat."""
-    width, alphabet, seed = (
-        chance.randrange(1, 5),
-        chance.choice([2, 7, 300]),
-        chance.randrange(1000),
-    )
+    width = chance.randrange(1, 5)
+    alphabet = chance.choice([2, 7, 300])
+    seed = chance.randrange(1000)
     return lambda text: hash((seed, *text[-width:])) % alphabet
 
 
@@ -44,12 +42,10 @@ class Fuzzer(campaign.Fuzzer):
     """One batch from the first request to the last."""
 
     def run(self, chance: random.Random) -> Counter[str]:
-        model, longest, most = (
-            model_of(chance),
-            chance.choice([60, 120, 400]),
-            chance.randrange(1, 17),
-        )
-        asked = [_request(chance, longest) for _ in range(chance.randrange(1, 20))]
+        model = model_of(chance)
+        longest = chance.choice([60, 120, 400])
+        most = chance.randrange(1, 17)
+        batch = [_request(chance, longest) for _ in range(chance.randrange(1, 20))]
         shutil.rmtree(self.directory / "memory", ignore_errors=True)
         vllm = Vllm(identity(VOCABULARY))
         with ExitStack() as stack:
@@ -73,11 +69,9 @@ class Fuzzer(campaign.Fuzzer):
                 "remember": str(self.directory / "memory"),
                 "lag": chance.random() < 0.5,
             }
-            rows, chunk, ahead = (
-                chance.randrange(1, 9),
-                chance.choice([5, 30, 1000]),
-                chance.random() < 0.5,
-            )
+            rows = chance.randrange(1, 9)
+            chunk = chance.choice([5, 30, 1000])
+            ahead = chance.random() < 0.5
             shapes: dict[str, Any] = {
                 "most": most,
                 "longest": longest,
@@ -86,9 +80,9 @@ class Fuzzer(campaign.Fuzzer):
                 "ahead": ahead,
             }
             engine = Engine(vllm, settings, model, shows_logits=chance.random() < 0.5, **shapes)
-            self.case = f"{len(asked)} requests, {shapes}, {settings}"
-            aborted = self._run(engine, asked, chance)
-            for request in asked:
+            self.case = f"{len(batch)} requests, {shapes}, {settings}"
+            aborted = self._run(engine, batch, chance)
+            for request in batch:
                 expected = plain_output(model, request.prompt, request.most, longest)
                 if id(request) in aborted:
                     expected = expected[: len(request.output)]
@@ -113,10 +107,10 @@ class Fuzzer(campaign.Fuzzer):
         texts = [plain_output(model, [chance.randrange(300)], 50) for _ in range(10)]
         return str(write_datastore(place, Corpus(VOCABULARY, [texts])))
 
-    def _run(self, engine: Engine, asked: list[Request], chance: random.Random) -> set[int]:
+    def _run(self, engine: Engine, batch: list[Request], chance: random.Random) -> set[int]:
         """Run all requests to their ends; return which were aborted, by identity."""
         aborted: set[int] = set()
-        waiting = list(asked)
+        waiting = list(batch)
         while waiting or engine.waiting or engine.requests:
             while waiting and (chance.random() < 0.3 or not engine.requests):
                 engine.waiting.append(waiting.pop())

@@ -62,33 +62,35 @@ def write(call: Callable[[], Any]) -> Text | BaseException:
 
 
 def plain_text(plan: Plan, model: Any) -> Text | BaseException:
-    asked = {**plan.inputs, **plan.options}
+    arguments = {**plan.inputs, **plan.options}
     if plan.options["do_sample"] and plan.rows > 1:
-        asked["custom_generate"] = rest_store.generate
-        if "stop_strings" in asked:  # of these transformers tells no loop but its own
-            criterion = StopStringCriteria(asked.pop("tokenizer"), asked.pop("stop_strings"))
-            asked["stopping_criteria"] = [*asked.get("stopping_criteria", []), criterion]
+        arguments["custom_generate"] = rest_store.generate
+        if "stop_strings" in arguments:  # of these transformers tells no loop but its own
+            criterion = StopStringCriteria(
+                arguments.pop("tokenizer"), arguments.pop("stop_strings")
+            )
+            arguments["stopping_criteria"] = [*arguments.get("stopping_criteria", []), criterion]
     torch.manual_seed(plan.seed)
-    return write(lambda: model.generate(**asked))
+    return write(lambda: model.generate(**arguments))
 
 
 def drafted_text(plan: Plan, model: Any, drafter: list[Any]) -> Text | BaseException:
-    asked: dict[str, Any] = {**plan.inputs, **plan.options}
-    kept = {name: value.clone() for name, value in plan.inputs.items()}
+    arguments: dict[str, Any] = {**plan.inputs, **plan.options}
+    inputs_before = {name: value.clone() for name, value in plan.inputs.items()}
     torch.manual_seed(plan.seed)
     if plan.way == "generate":
         ours = {"custom_generate": rest_store.generate, "sources": drafter, **plan.drafting}
-        text = write(lambda: model.generate(**asked, **ours))
+        text = write(lambda: model.generate(**arguments, **ours))
     else:
-        prompt = {name: asked.pop(name) for name in plan.inputs}
+        prompt = {name: arguments.pop(name) for name in plan.inputs}
         text = write(
             lambda: (
                 rest_store.Generator(model, None, drafter, **plan.drafting)
-                .generate(prompt, **asked)
+                .generate(prompt, **arguments)
                 .sequences
             )
         )
-    for name, value in kept.items():
+    for name, value in inputs_before.items():
         assert torch.equal(plan.inputs[name], value), f"{name} was changed"
     return text
 

@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from rest_store.live import retention
-from rest_store.live.check import check_live
+from rest_store.live.live_check import check_live
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client import service_upstream
 from tests.fuzz import campaign
@@ -88,7 +88,8 @@ class Fuzzer(campaign.Fuzzer):
 
     def run(self, chance: random.Random) -> Counter[str]:
         """Run one case: a few kills."""
-        place, cache = self.directory / "live", self.directory / "cache"
+        place = self.directory / "live"
+        cache = self.directory / "cache"
         replicas: list[subprocess.Popen[str]] = []
         vocabulary_size = chance.choice(VOCABULARY_SIZES)
         known = _Known()
@@ -206,7 +207,8 @@ class _Known:
         """From now on, what is there was added, and what is not was not, or was deleted."""
         self.acknowledged = set(there)
         self.deleted |= self.may_be_gone - there
-        self.may_be_there, self.may_be_gone = set(), set()
+        self.may_be_there = set()
+        self.may_be_gone = set()
 
 
 def some_acts(chance: random.Random, known: _Known, vocabulary_size: int) -> list[Any]:
@@ -224,7 +226,9 @@ def some_acts(chance: random.Random, known: _Known, vocabulary_size: int) -> lis
         elif act == "compact":
             arguments = []
         else:
-            act, documents, ids = "add", [], []
+            act = "add"
+            documents = []
+            ids = []
             for _ in range(chance.choice([1, 1, 3, 30])):
                 mark = MARKS + len(known.documents)
                 id = f"document {mark}"

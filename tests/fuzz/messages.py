@@ -188,7 +188,8 @@ class Victim:
         assert self._probe() == self.expected
         grown = self.service.resident_bytes() - self.memory
         assert grown < MEMORY, f"the service holds {grown >> 20} MiB more than at first"
-        new, self.read = self.service.log[self.read :], len(self.service.log)
+        new = self.service.log[self.read :]
+        self.read = len(self.service.log)
         defects = [line for line in new if "Traceback" in line or "internal" in line.lower()]
         assert not defects, "in the log: " + "".join(new[:40])
 
@@ -216,12 +217,12 @@ class Fuzzer(campaign.Fuzzer):
         self.case = kind.__name__.strip("_")
         victim = self.victim
         try:
-            found = kind(chance)
+            results = kind(chance)
             victim.require_sound()
         except BaseException:  # what follows has a service without this behind it
             victim.service.kill()
             raise
-        return Counter({f"{self.case}: {outcome}": number for outcome, number in found.items()})
+        return Counter({f"{self.case}: {outcome}": number for outcome, number in results.items()})
 
     def _requests(self, chance: random.Random) -> Counter[str]:
         return Counter(outcomes(self.victim.channel, [fuzzed(chance) for _ in range(40)]))
@@ -240,15 +241,17 @@ class Fuzzer(campaign.Fuzzer):
 
     def _sessions(self, chance: random.Random) -> Counter[str]:
         victim = self.victim
-        found = self._talked(chance, [some_session(chance) for _ in range(chance.randrange(1, 30))])
+        results = self._talked(
+            chance, [some_session(chance) for _ in range(chance.randrange(1, 30))]
+        )
         end = time.monotonic() + PATIENCE
         while sessions_of(victim.service)[0] > 0:  # those that were left
             assert time.monotonic() < end, "sessions without streams"
-        return found
+        return results
 
     def _talked(self, chance: random.Random, talks: list[list[bytes]]) -> Counter[str]:
         """Send the messages of several streams at once, and leave some of these before they end."""
-        found: Counter[str] = Counter()
+        results: Counter[str] = Counter()
         calls = [begin(self.victim.channel, "DraftSession", *sent) for sent in talks]
         for call in calls:
             if chance.random() < 0.3:
@@ -256,17 +259,18 @@ class Fuzzer(campaign.Fuzzer):
                     with contextlib.suppress(grpc.RpcError, StopIteration):
                         next(call)
                 call.cancel()
-                found["left"] += 1
+                results["left"] += 1
             else:
                 _, code, reason = ending(call, stream=True)
-                found[outcome_of(code, reason, "a session")] += 1
-        return found
+                results[outcome_of(code, reason, "a session")] += 1
+        return results
 
     # --- Its clients ------------------------------------------------------------------------------
 
     def _clients(self, chance: random.Random) -> Counter[str]:
         # Of the relay's threads.
-        own, honesty = random.Random(chance.random()), chance.choice([0.2, 0.5, 0.9])
+        own = random.Random(chance.random())
+        honesty = chance.choice([0.2, 0.5, 0.9])
 
         def answer(name: str, true: bytes) -> bytes | None:
             if own.random() < honesty:
@@ -279,17 +283,17 @@ class Fuzzer(campaign.Fuzzer):
                 else some_answer(own, RESPONSES[name], true)
             )
 
-        found: Counter[str] = Counter()
+        results: Counter[str] = Counter()
         kind: Any = chance.choice([DatastoreClient, Waiting])
         datastore = chance.choice(["one", "one", "one", "two", None, ["one", "two"]])
         with Relay(self.victim.service.target, answer) as relay:
             with connected(kind, relay.target, datastore=datastore, timeout=0.3) as client:
                 for _ in range(12):
                     relay.aborts = chance.choice([None] * 8 + [*grpc.StatusCode][1:])
-                    found[asked_of(chance, client)] += 1
+                    results[asked_of(chance, client)] += 1
             if chance.random() < 0.3:
-                found += drafted_through(chance, relay.target)
-        return found
+                results += drafted_through(chance, relay.target)
+        return results
 
 
 def asked_of(chance: random.Random, client: Any) -> str:
@@ -326,7 +330,7 @@ def require_valid(answer: Any, where: str) -> None:
 
 def drafted_through(chance: random.Random, target: str) -> Counter[str]:
     """Draft in a session from a client: it never raises."""
-    found: Counter[str] = Counter()
+    results: Counter[str] = Counter()
     sources = [rest_store.PromptLookup(), rest_store.RecycledLogits()]
     with (
         DatastoreClient(
@@ -347,6 +351,6 @@ def drafted_through(chance: random.Random, target: str) -> Counter[str]:
             )
             rows = [[chance.randrange(9), -1]] * (1 + len(tree)) if chance.random() < 0.5 else None
             session.accept([chance.randrange(9)], [[chance.randrange(9)]], node_top_k=rows)
-        found["session drafts"] += 10
-        found["session goes on without"] += sum(session.statistics.dropped.values())
-    return found
+        results["session drafts"] += 10
+        results["session goes on without"] += sum(session.statistics.omissions.values())
+    return results

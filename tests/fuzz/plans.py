@@ -98,7 +98,8 @@ def precise_model(architecture: str, positions: int | None = None) -> Any:
 
 def some_inputs(chance: random.Random) -> dict[str, torch.Tensor]:
     """Token ids of some rows, padded on the left; texts that repeat themselves among them."""
-    rows, length = chance.choice([1, 1, 2, 3, 5]), chance.randrange(1, 20)
+    rows = chance.choice([1, 1, 2, 3, 5])
+    length = chance.randrange(1, 20)
     few = chance.choice([3, 10, VOCABULARY])
     ids = torch.tensor(
         [[chance.randrange(3, 3 + few) % VOCABULARY for _ in range(length)] for _ in range(rows)]

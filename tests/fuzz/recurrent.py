@@ -75,8 +75,10 @@ class Fuzzer(campaign.Fuzzer):
 
     def run(self, chance: random.Random) -> Counter[str]:
         """Run one case."""
-        family, rows = chance.choice(FAMILIES), chance.choice([1, 1, 2, 3, 4])
-        model, seed = model_of(family), chance.randrange(2**32)
+        family = chance.choice(FAMILIES)
+        rows = chance.choice([1, 1, 2, 3, 4])
+        model = model_of(family)
+        seed = chance.randrange(2**32)
         inputs = prompts(rows, chance.choice([8, 14, 30]), seed=seed, padded=chance.random() < 0.7)
         options: dict[str, Any] = {
             "max_new_tokens": chance.randrange(1, 48),
@@ -93,7 +95,8 @@ class Fuzzer(campaign.Fuzzer):
             "adaptive": chance.random() < 0.3,
             "max_nodes": chance.choice([1, 2, 5, 8, 16, 40]),
         }
-        noise, branches = chance.choice([0.05, 0.2, 0.4, 1.0]), chance.choice([0, 0, 1, 3])
+        noise = chance.choice([0.05, 0.2, 0.4, 1.0])
+        branches = chance.choice([0, 0, 1, 3])
         self.case = f"{family}, {rows} rows of {inputs['input_ids'].shape[1]}, seed {seed}\n"
         self.case += f"noise {noise}, {branches} branches\n{options}\n{drafting}"
         ours = {"custom_generate": rest_store.generate} if options["do_sample"] and rows > 1 else {}

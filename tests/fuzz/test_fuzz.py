@@ -36,7 +36,8 @@ def test_a_campaign_goes_on_after_failures_and_says_how_to_run_them_again(
     assert set(kinds) == set(range(4))
     whole = Campaign(5)
     whole.run("test_fuzz", range(12), math.inf)
-    failed, held = whole.failed["test_fuzz"], whole.outcomes["test_fuzz"]
+    failed = whole.failed["test_fuzz"]
+    held = whole.outcomes["test_fuzz"]
     assert whole.cases["test_fuzz"] == 12
     assert failed.total() == kinds.count(0) + kinds.count(1)
     assert held == Counter(answered=kinds.count(2), NamedError=kinds.count(3))

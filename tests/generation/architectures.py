@@ -34,13 +34,11 @@ from rest_store.generation.seam import CACHE
 from tests.shared.families import family_model
 from tests.shared.tiny import SCRIPTS, Drafted, Scripted, futures_of, prompts
 
-TREES, CHAINS, REFUSED, NOT_MADE, WRONG = (
-    "equal, trees",
-    "equal, chains",
-    "refused",
-    "not made",
-    "wrong",
-)
+TREES = "equal, trees"
+CHAINS = "equal, chains"
+REFUSED = "refused"
+NOT_MADE = "not made"
+WRONG = "wrong"
 FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ROWS = 3
@@ -53,7 +51,7 @@ _SPREADS = (
     0.3,
     7.0,
 )  # that weights beside those of embeddings are multiplied by, until a text has several tokens
-_LONGEST_NOTE = 160
+_MAX_NOTE_LENGTH = 160
 
 
 class Outcome(NamedTuple):
@@ -95,7 +93,7 @@ def outcome_of(family: str) -> Outcome:
             family,
             _model_of(family),
             WRONG,
-            f"{type(error).__name__}: {first_line(error)}"[:_LONGEST_NOTE],
+            f"{type(error).__name__}: {first_line(error)}"[:_MAX_NOTE_LENGTH],
         )
 
 
@@ -109,7 +107,7 @@ def _outcome_of(family: str) -> Outcome:
     try:
         model, plain = _telling(family)
     except Exception as error:  # whatever a family raises because it is so small
-        return outcome(NOT_MADE, f"{type(error).__name__}: {first_line(error)}"[:_LONGEST_NOTE])
+        return outcome(NOT_MADE, f"{type(error).__name__}: {first_line(error)}"[:_MAX_NOTE_LENGTH])
     try:
         output, is_chain = _drafted(model, prompts(1), plain, "right")
     except REFUSALS as error:

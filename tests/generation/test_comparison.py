@@ -106,7 +106,8 @@ def test_what_is_certain_is_said_where_the_figure_is_not(
 
 
 def test_a_few_disturbed_runs_do_not_hide_a_clear_result() -> None:
-    slow, fast = [2.0] * 20, [1.0] * 20
+    slow = [2.0] * 20
+    fast = [1.0] * 20
     slow[3] = slow[11] = fast[7] = 9.0
     speedup = Speedup.from_runs(slow, fast)
     assert speedup.is_certain

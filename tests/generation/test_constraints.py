@@ -239,7 +239,7 @@ def test_outputs_are_remembered_by_their_schema(
         ({"regex": 5}, "regex is a int"),
         ({"grammar": "start: nothing"}, "refused by llguidance"),
         ({"grammar": 5}, "compiled is a int"),
-        ({"grammar": "start: A\nA: /[^\\s\\S]/"}, "grammar is followed by no text"),
+        ({"grammar": "start: A\nA: /[^\\s\\S]/"}, "no text follows it"),
         (
             {"json_schema": {}, "regex": "a"},
             "the output's form is json_schema and regex, expected one of them",
@@ -377,9 +377,7 @@ def test_the_command_takes_a_schema(
     schema.write_text('{"type": "nothing"}')
     done = CliRunner().invoke(main, [*words, "--json-schema", str(schema)])
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1].endswith(
-        "refused by llguidance (Invalid type: nothing), expected one that it takes"
-    )
+    assert done.stderr.splitlines()[-1].endswith("refused by llguidance (Invalid type: nothing)")
     for wrong in (
         ["--json-schema", str(place / "config.txt")],
         ["--regex", "a", "--json-schema", str(schema)],

@@ -55,7 +55,8 @@ def test_a_model_of_an_unknown_class_is_tried_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         continuation, "difference", lambda model: tried.append(model) or difference(model)
     )
-    model, inputs = own(OwnLfm2, "lfm2"), prompts(1)
+    model = own(OwnLfm2, "lfm2")
+    inputs = prompts(1)
     plain = model.generate(**inputs, **FIXED)
     for _ in range(2):
         assert torch.equal(drafted(model, inputs, plain, noisy, **FIXED).sequences, plain)

@@ -82,7 +82,8 @@ def test_tokens_become_text_when_their_characters_are_whole() -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_words_are_the_text_wherever_special_tokens_and_unknown_ids_stand(name: str) -> None:
-    tokenizer, chance = TOKENIZERS[name](), random.Random(1)
+    tokenizer = TOKENIZERS[name]()
+    chance = random.Random(1)
     for _ in range(300):
         text = "".join(chance.choices("ab é漢字😀\n ", k=chance.randrange(1, 12)))
         tokens = [
@@ -96,7 +97,8 @@ def test_words_are_the_text_wherever_special_tokens_and_unknown_ids_stand(name: 
 
 
 def test_bytes_that_are_no_text_become_what_they_are_decoded_to() -> None:
-    tokenizer, chance = of_bytes(), random.Random(2)
+    tokenizer = of_bytes()
+    chance = random.Random(2)
     for _ in range(300):
         tokens = [chance.randrange(len(tokenizer)) for _ in range(chance.randrange(1, 16))]
         assert "".join(words_of(tokenizer, tokens)) == tokenizer.decode(
@@ -108,7 +110,8 @@ class Counting:
     """A tokenizer that counts the tokens that it decodes."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.tokens = tokenizer, 0
+        self.tokenizer = tokenizer
+        self.tokens = 0
 
     def decode(self, tokens: list[int], **options: Any) -> str:
         self.tokens += len(tokens)

@@ -93,11 +93,11 @@ def test_a_source_that_raises_changes_nothing(where: str, after: int, rows: int)
     assert torch.equal(output.sequences, plain)
     counts = output.statistics.drafts
     if where == "accept":
-        assert counts.dropped[("drafted", "error")] > 0, (
+        assert counts.omissions[("drafted", "error")] > 0, (
             "a member that has lost the text is not asked again"
         )
     elif where != "close":
-        assert counts.dropped == {("drafted", "error"): counts.requested - rows * after}
+        assert counts.omissions == {("drafted", "error"): counts.requested - rows * after}
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -187,7 +187,7 @@ def cut(
     costs: npt.NDArray[np.float64] | None = None,
 ) -> list[TokenTree]:
     """Return the trees of rows whose sessions draft `trees`."""
-    drafting = Mock(side_effect=lambda asked, *_, **__: trees[: len(asked)])
+    drafting = Mock(side_effect=lambda row_sessions, *_, **__: trees[: len(row_sessions)])
     monkeypatch.setattr(draft_sessions, "draft_all", drafting)
     options = Mock()
     options.session_factory.return_value = lambda row, prompt: Mock(statistics=Mock(waited=0.0))
@@ -270,3 +270,12 @@ def test_a_tree_is_cut_to_its_likeliest_path_where_a_chain_is_asked_for() -> Non
     assert shortened(chain, 1).tokens.tolist() == [6]
     assert shortened(chain, 2) is chain
     assert len(shortened(chain, 0)) == 0
+
+
+def test_without_draft_tokens_nothing_is_asked_for() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, **FIXED)
+    output = drafted(model, inputs, plain, right, **FIXED, max_nodes=0)
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.requested == 0

@@ -21,7 +21,7 @@ from tests.shared.html import read
 from tests.shared.live import until
 from tests.shared.services import running
 from tests.shared.strategies import refused
-from tests.shared.tiny import write_model
+from tests.shared.tiny import text_tokenizer, write_model
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,15 @@ def test_the_command_refuses_what_is_not_there(tmp_path: Path, model_directory: 
     )
     assert done.exit_code == 1
     assert len(done.output.strip().splitlines()) == 1
+
+
+def test_a_reason_is_cut_between_words(tmp_path: Path) -> None:
+    """transformers lists all classes that there are."""
+    config = {"model_type": "vit", "architectures": ["ViTModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"\w+,? \.\.\.\), expected a causal language model"):
+        load_model(str(tmp_path))
 
 
 def write(model: Path, *words: str) -> Result:
@@ -241,6 +250,27 @@ def speaking_model(model_directory: Path, tmp_path_factory: pytest.TempPathFacto
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
+
+
+def test_the_command_reaches_services_with_its_token(
+    speaking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "code.py").write_text("for i in range(10):\n    print(i)\n")
+    rest_store.build(tmp_path / "code.py", speaking_model, tmp_path / "code").close()
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret\n")
+    options = ["--token-file", str(tokens)]
+    with running(f"code={tmp_path / 'code'}", options=options) as service:
+        words = ["--prompt", "for i in", "--datastore", f"{service.target}/code"]
+        for drafting in ("remote", "local"):
+            done = write(speaking_model, *words, "--drafting", drafting, *options)
+            assert done.exit_code == 0, done.output
+            assert not re.search(r"\d steps? without ", done.stdout), done.stdout
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+        refused = write(speaking_model, *words, "--drafting", "local")
+        assert refused.exit_code == 1
+        assert "token" in refused.stderr
 
 
 def test_what_the_command_remembers_drafts_for_the_next_prompt(

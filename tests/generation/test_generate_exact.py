@@ -54,7 +54,8 @@ def test_greedy_search(architecture: str, rows: int) -> None:
 @pytest.mark.parametrize("architecture", CORE)
 def test_both_attentions_and_caches(architecture: str, cache: str, attention: str) -> None:
     model = tiny_model(architecture, attention=attention)
-    inputs, options = prompts(3), {**FIXED, "cache_implementation": cache}
+    inputs = prompts(3)
+    options = {**FIXED, "cache_implementation": cache}
     plain = model.generate(**inputs, **options)
     assert torch.equal(drafted(model, inputs, plain, bushy, **options).sequences, plain)
     assert model.config._attn_implementation == attention
@@ -106,10 +107,10 @@ def test_attention_without_copies(dtype: torch.dtype) -> None:
         expected = attention.sdpa_attention_forward(
             layer, query, key, value, seen, dropout=0.0, scaling=0.3
         )[0]
-        given = attention.grouped_attention(
+        grouped = attention.grouped_attention(
             layer, query, key, value, seen, dropout=0.0, scaling=0.3
         )[0]
-        assert torch.equal(given, expected)
+        assert torch.equal(grouped, expected)
 
 
 def test_a_model_has_its_own_attention_before_and_after() -> None:
@@ -238,7 +239,8 @@ def test_a_cache_that_knows_no_windows_keeps_all_tokens(monkeypatch: pytest.Monk
     monkeypatch.setattr(cache_module, "_GROWTH", 8)
     model = tiny_model("mistral with a sliding window")
     inputs = prompts(2)
-    plain_cache, cache = transformers.DynamicCache(), transformers.DynamicCache()
+    plain_cache = transformers.DynamicCache()
+    cache = transformers.DynamicCache()
     plain = model.generate(**inputs, **FIXED, **{CACHE: plain_cache})
     output = drafted(model, inputs, plain, bushy, **FIXED, **{CACHE: cache})
     assert torch.equal(output.sequences, plain)

@@ -30,12 +30,33 @@ def ways(texts: torch.Tensor) -> dict[str, Any]:
     }
 
 
+class Wrapped(torch.nn.Module):
+    """Embeddings inside another module, which has no number of them."""
+
+    def __init__(self, embeddings: torch.nn.Module) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return self.embeddings(ids)
+
+
+def test_embeddings_may_be_wrapped() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(2)
+    plain = model.generate(**inputs, **FIXED)
+    model.set_input_embeddings(Wrapped(model.get_input_embeddings()))
+    output = model.generate(**inputs, **FIXED, **ways(plain))
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.accepted > 0
+
+
 # --- A cache that is filled already ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", ["new tokens", "all tokens"])
+@pytest.mark.parametrize("form", ["new tokens", "all tokens"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window"])
-def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, given: str) -> None:
+def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, form: str) -> None:
     model = tiny_model(architecture)
     new = prompts(1, 6, seed=5)["input_ids"]
 
@@ -45,7 +66,7 @@ def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, given:
         first = model.generate(
             prompts(1)["input_ids"], **{CACHE: cache}, max_new_tokens=15, do_sample=False, **ours
         )
-        more = torch.cat([first if given == "all tokens" else first[:, -1:], new], dim=1)
+        more = torch.cat([first if form == "all tokens" else first[:, -1:], new], dim=1)
         mask = torch.ones(1, 28 + 1 + new.shape[1], dtype=torch.long)
         output = model.generate(more, attention_mask=mask, **{CACHE: cache}, **FIXED, **options)
         assert int(cache.get_seq_length()) == mask.shape[1] + NEW - 1
@@ -77,8 +98,8 @@ def test_a_prompt_is_read_in_chunks_where_that_is_asked_for(architecture: str, r
     assert output.statistics.drafts.accepted > 0
 
 
-@pytest.mark.parametrize("given", ["new tokens", "all tokens"])
-def test_a_filled_cache_is_continued_in_chunks(given: str) -> None:
+@pytest.mark.parametrize("form", ["new tokens", "all tokens"])
+def test_a_filled_cache_is_continued_in_chunks(form: str) -> None:
     """The text is that without chunks, which not every release of transformers gives."""
     model = tiny_model("llama")
     new = prompts(2, 7, seed=5, padded=False)["input_ids"]
@@ -86,7 +107,7 @@ def test_a_filled_cache_is_continued_in_chunks(given: str) -> None:
     for own in ({}, {"custom_generate": generate, "prefill_chunk_size": 3}):
         cache, inputs = DynamicCache(config=model.config), prompts(2)
         first = model.generate(**inputs, **{CACHE: cache}, max_new_tokens=15, do_sample=False)
-        more = torch.cat([first if given == "all tokens" else first[:, -1:], new], dim=1)
+        more = torch.cat([first if form == "all tokens" else first[:, -1:], new], dim=1)
         mask = torch.cat([inputs["attention_mask"], torch.ones(2, 15 + 7, dtype=torch.long)], dim=1)
         text = model.generate(more, attention_mask=mask, **{CACHE: cache}, **FIXED, **own)
         texts.append(text[:, -NEW:])

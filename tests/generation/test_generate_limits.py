@@ -100,6 +100,48 @@ def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str) -
             assert output.statistics.drafts.accepted > 5
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_texts_end_where_the_callers_own_positions_do(first: int) -> None:
+    """The positions are given once for all rows."""
+    model = model_with_positions("gpt2")
+    inputs = prompts(2, padded=False)
+    options = {"position_ids": torch.arange(first, first + 14)[None], "do_sample": False}
+    for new_tokens in (POSITIONS - 14 - first, POSITIONS - 14 - first + 1):
+        plain = model.generate(**inputs, **options, max_new_tokens=new_tokens)
+        output = drafted(model, inputs, plain, [right, bushy], **options, max_new_tokens=new_tokens)
+        assert torch.equal(output.sequences, plain)
+        assert output.statistics.drafts.accepted > 5
+
+
+def test_texts_beyond_the_last_position_fail_as_plain_ones_do() -> None:
+    model = model_with_positions("gpt2")
+    for own in ({}, {"custom_generate": rest_store.generate}):
+        with pytest.raises(IndexError):
+            model.generate(**prompts(1), max_new_tokens=40, do_sample=False, **own)
+
+
+class AtTwenty(transformers.StoppingCriteria):
+    """Ends a text at twenty tokens."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.tensor([input_ids.shape[1] >= 20] * input_ids.shape[0])
+
+
+@pytest.mark.parametrize("limit", ["max_length", "max_new_tokens"])
+def test_a_limit_may_be_as_large_as_that_of_a_tokenizer_without_one(limit: str) -> None:
+    """Such tokenizers have a `model_max_length` of 1e30."""
+    model, prompt = tiny_model("llama"), prompts(1, 6, seed=5)
+    options = {limit: int(1e30), "do_sample": False, "stopping_criteria": [AtTwenty()]}
+    plain = model.generate(**prompt, **options)
+    output = model.generate(
+        **prompt,
+        **options,
+        custom_generate=rest_store.generate,
+        sources=[rest_store.PromptLookup()],
+    )
+    assert output.tolist() == plain.tolist()
+
+
 # --- No cache -------------------------------------------------------------------------------------
 
 

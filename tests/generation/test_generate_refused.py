@@ -234,7 +234,7 @@ def test_the_former_name_of_sources() -> None:
     with pytest.warns(FutureWarning, match="drafter= is now called sources="):
         output = ask(model, drafter=[rest_store.PromptLookup()])
     assert torch.equal(output, expected)
-    refused_early(ArgumentError, model, "drafter is passed beside sources", sources=[], drafter=[])
+    refused_early(ArgumentError, model, "pass sources alone", sources=[], drafter=[])
 
 
 def test_a_decoder_whose_configuration_calls_it_none_is_not_refused() -> None:

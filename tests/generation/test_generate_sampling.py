@@ -115,7 +115,8 @@ class Numbers(TorchDispatchMode):
 def test_a_token_of_a_large_batch_costs_what_one_of_a_small_batch_costs(
     options: dict[str, Any],
 ) -> None:
-    model, totals = tiny_model("llama"), []
+    model = tiny_model("llama")
+    totals = []
     for rows in (4, 32):
         with Numbers() as numbers:
             model.generate(
@@ -162,8 +163,8 @@ def test_the_distribution_is_the_models(name: str) -> None:
         with torch.no_grad():
             scores = model(contexts).logits[:, -1]
         scores = LogitsProcessorList(chain)(contexts, scores)
-        found: np.ndarray[Any, Any] = scores.softmax(-1).double().numpy()
-        return found
+        probabilities: np.ndarray[Any, Any] = scores.softmax(-1).double().numpy()
+        return probabilities
 
     def joint(chain: Any) -> dict[tuple[int, int], float]:
         first = chances(prompt, chain)[0]

@@ -44,5 +44,5 @@ def test_the_text_is_that_of_plain_decoding(tmp_path: Path, way: str, send_text:
             assert len(issued) == 1
         assert prompts(1)["input_ids"][0].tolist() + generation.tokens[0] == plain
         drafts = generation.statistics.drafts
-        assert (sum(drafts.dropped.values()) > 0) == (way != "answers")
+        assert (sum(drafts.omissions.values()) > 0) == (way != "answers")
         assert drafts.errors == [], "the session goes on without the source"

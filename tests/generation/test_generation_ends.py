@@ -12,7 +12,9 @@ import torch
 from transformers import DynamicCache
 
 import rest_store
+from rest_store.errors import NotSupportedError
 from rest_store.generation.seam import CACHE
+from rest_store.generation.stream import Stream
 from tests.shared.tiny import Drafted, Scripted, bushy, futures_of, prompts, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
@@ -111,6 +113,31 @@ def test_leaving_the_block_closes(architecture: str, closing: type[Closing]) -> 
     )
     generation.close()
     assert closing.closed == 1
+
+
+def test_a_generation_that_is_closed_before_its_first_pass_has_the_prompt(
+    closing: type[Closing],
+) -> None:
+    asked = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    generation, _ = begun(tiny_model("llama"), prompts(2), closing, **asked)
+    generation.close()
+    output = generation.result()
+    assert torch.equal(output.sequences, prompts(2)["input_ids"])
+    assert (output.scores, output.logits, output.past_key_values) == ((), (), None)
+    assert closing.closed == 0
+
+
+def test_a_generation_that_is_refused_leaves_nothing_to_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", raised.append)
+    with pytest.raises(NotSupportedError):
+        begun(tiny_model("llama"), prompts(1), num_beams=2)
+    with pytest.raises(TypeError):
+        Stream()  # type: ignore[call-arg]
+    gc.collect()
+    assert not raised
 
 
 # --- Failed ---------------------------------------------------------------------------------------

@@ -44,11 +44,11 @@ class Collected:
     """A streamer that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.given: list[list[int]] = []
+        self.values: list[list[int]] = []
         self.ended = 0
 
     def put(self, value: torch.Tensor) -> None:
-        self.given.append(value.flatten().tolist())
+        self.values.append(value.flatten().tolist())
 
     def end(self) -> None:
         self.ended += 1
@@ -72,20 +72,21 @@ def test_a_streamer_gets_what_plain_decoding_gives_it(name: str) -> None:
     streamer = Collected()
     options = {"custom_generate": rest_store.generate, "sources": drafter, name: streamer}
     model.generate(**inputs, **FIXED, **options)
-    assert streamer.given == expected.given
+    assert streamer.values == expected.values
     assert streamer.ended == expected.ended == 1
 
 
 def test_two_streamers_or_one_for_several_rows_are_refused() -> None:
-    model, options = tiny_model("llama"), {**FIXED, "custom_generate": rest_store.generate}
+    model = tiny_model("llama")
+    options = {**FIXED, "custom_generate": rest_store.generate}
     both = {"streamer": Collected(), "stream_to": Collected()}
-    message = "streamer is given beside stream_to, expected one of them"
+    message = "pass streamer or stream_to, not both"
     refused(NotSupportedError, lambda: model.generate(**prompts(1), **options, **both), message)
     for name in both:
-        given = {name: Collected()}
+        values = {name: Collected()}
         refused(
             NotSupportedError,
-            lambda given=given: model.generate(**prompts(3), **options, **given),
+            lambda values=values: model.generate(**prompts(3), **options, **values),
             "3 rows",
         )
 
@@ -141,7 +142,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_text_in_and_stop_strings(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     criterion = Mock(side_effect=transformers.StopStringCriteria)
-    monkeypatch.setattr("rest_store.generation.generator.StopStringCriteria", criterion)
+    monkeypatch.setattr("rest_store.generation.stop_strings.StopStringCriteria", criterion)
     model, words = load_model(str(model_directory))
     generator = rest_store.Generator(model, words, [rest_store.PromptLookup()])
     prompt = "for i in range(10):"
@@ -149,11 +150,11 @@ def test_text_in_and_stop_strings(model_directory: Path, monkeypatch: pytest.Mon
     assert torch.equal(generator.generate(prompt, **FIXED).sequences, whole)
     ids = words(prompt)["input_ids"]
     assert torch.equal(generator.generate(ids, **FIXED).sequences, whole)
-    for given in (
+    for values in (
         {"input_ids": ids, "attention_mask": [1] * len(ids)},
         {"input_ids": [ids], "attention_mask": None},
     ):
-        assert torch.equal(generator.generate(given, **FIXED).sequences, whole)
+        assert torch.equal(generator.generate(values, **FIXED).sequences, whole)
     stop = next(
         text
         for token in whole[0, -18:-6]
@@ -227,22 +228,22 @@ def test_stop_strings_may_be_in_a_generation_configuration(
         for start in (-18, -6)
     )
     config = transformers.GenerationConfig(**FIXED)
-    asked: dict[str, Any] = {"generation_config": config}
+    arguments: dict[str, Any] = {"generation_config": config}
     if place == "of the model, with an argument":
-        asked = {**FIXED, "stop_strings": stop}
+        arguments = {**FIXED, "stop_strings": stop}
     else:
         config.stop_strings = None if place == "of the model" else stop
     if place != "of the call":
         model.generation_config.stop_strings = [stop if place == "of the model" else other]
-    plain = model.generate(**ids, **asked, tokenizer=words)
+    plain = model.generate(**ids, **arguments, tokenizer=words)
     assert plain.shape[1] < whole.shape[1]
     before = config.stop_strings, model.generation_config.stop_strings
     generator = rest_store.Generator(model, words, [rest_store.PromptLookup()])
-    assert torch.equal(generator.generate(ids, **asked).sequences, plain)
-    assert torch.equal(generator.stream(ids, **asked).result(), plain)
+    assert torch.equal(generator.generate(ids, **arguments).sequences, plain)
+    assert torch.equal(generator.stream(ids, **arguments).result(), plain)
     assert (config.stop_strings, model.generation_config.stop_strings) == before
     without = rest_store.Generator(model, None, [rest_store.PromptLookup()])
-    refused(ArgumentError, lambda: without.generate(ids, **asked), "stop strings")
+    refused(ArgumentError, lambda: without.generate(ids, **arguments), "stop strings")
 
 
 # --- Chats ----------------------------------------------------------------------------------------
@@ -331,10 +332,10 @@ def test_datastores_of_another_tokenizer_are_refused(model_directory: Path, tmp_
         message,
     )
     with rest_store.LiveDatastore.open(tmp_path / "live", tokenizer=other) as live:
-        for given in ({"sources": [live]}, {"sources": sources, "remember": live}):
+        for values in ({"sources": [live]}, {"sources": sources, "remember": live}):
             refused(
                 TokenizerMismatchError,
-                lambda given=given: rest_store.Generator(model, words, **given),
+                lambda values=values: rest_store.Generator(model, words, **values),
                 "live",
             )
     options = {"custom_generate": rest_store.generate, "sources": [*sources, wrong_one]}
@@ -359,7 +360,8 @@ def test_datastores_of_another_tokenizer_are_refused(model_directory: Path, tmp_
 
 
 def test_an_interrupt_while_a_stream_is_read_ends_it_after_the_pass() -> None:
-    model, inputs = tiny_model("llama"), prompts(1)
+    model = tiny_model("llama")
+    inputs = prompts(1)
     cache = transformers.DynamicCache(config=model.config)
     seen: list[int] = []
 
@@ -371,8 +373,8 @@ def test_an_interrupt_while_a_stream_is_read_ends_it_after_the_pass() -> None:
         return torch.tensor([False])
 
     generator = rest_store.Generator(model, None, [])
-    asked = {CACHE: cache, "stopping_criteria": [criterion]}
-    stream = generator.stream(inputs, **FIXED, **asked)
+    arguments = {CACHE: cache, "stopping_criteria": [criterion]}
+    stream = generator.stream(inputs, **FIXED, **arguments)
     with pytest.raises(KeyboardInterrupt):
         list(stream)
     assert list(stream) == []
@@ -383,7 +385,8 @@ def test_an_interrupt_while_a_stream_is_read_ends_it_after_the_pass() -> None:
 
 def test_a_stream_may_be_read_by_one_thread_after_the_other() -> None:
     """Web servers read generators in this way: each item in some thread of a pool."""
-    model, inputs = tiny_model("llama"), prompts(1)
+    model = tiny_model("llama")
+    inputs = prompts(1)
     plain = model.generate(**inputs, **FIXED)
     stream = rest_store.Generator(model, None, [rest_store.PromptLookup()]).stream(inputs, **FIXED)
     with ThreadPoolExecutor(4) as pool:
@@ -401,7 +404,7 @@ def test_a_stream_is_of_its_process() -> None:
         try:
             next(stream)
         except NotSupportedError as error:
-            os._exit(7 if "the stream is that of the process forked" in str(error) else 1)
+            os._exit(7 if "the stream began before the process was forked" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert len(list(stream)) == 23

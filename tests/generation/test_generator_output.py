@@ -89,7 +89,9 @@ def test_rows_of_a_batch_have_a_text_each(model: Any) -> None:
     assert output.texts == [
         generator.tokenizer.decode(row, skip_special_tokens=True) for row in output.tokens
     ]
-    refused(NotSupportedError, lambda: output.text, "GeneratorOutput: text is that of 3 rows")
+    refused(
+        NotSupportedError, lambda: output.text, "GeneratorOutput: there are the texts of 3 rows"
+    )
     plain = rest_store.Generator(model).generate(prompts(1), **FIXED)
     assert plain.texts is None
     refused(ArgumentError, lambda: plain.text, "Generator(model, tokenizer, ...)")
@@ -106,12 +108,12 @@ def test_rows_of_a_batch_have_a_text_each(model: Any) -> None:
 def test_a_comparison_draws_the_same_random_numbers(rows: int, options: dict[str, Any]) -> None:
     model = tiny_model("llama")
     generator = rest_store.Generator(model, None, [rest_store.PromptLookup()])
-    asked = {**FIXED, **options}
+    arguments = {**FIXED, **options}
     torch.manual_seed(5)
-    alone = generator.generate(prompts(rows), **asked)
+    alone = generator.generate(prompts(rows), **arguments)
     after = torch.get_rng_state()
     torch.manual_seed(5)
-    output = generator.generate(prompts(rows), **asked, compare=True)
+    output = generator.generate(prompts(rows), **arguments, compare=True)
     assert torch.equal(torch.get_rng_state(), after), "as if it had not been compared"
     assert torch.equal(output.sequences, alone.sequences)
     assert output.comparison is not None
@@ -165,7 +167,7 @@ def test_sources_have_names(model: Any, store: rest_store.Datastore) -> None:
         "recycled logits",
         "model",
     ]
-    assert {name for name, _ in output.statistics.drafts.dropped} == set(places)
+    assert {name for name, _ in output.statistics.drafts.omissions} == set(places)
 
 
 def test_tokens_count_for_each_source_that_drafted_them() -> None:
@@ -219,7 +221,7 @@ def test_pieces_have_the_text_that_they_add(generator: rest_store.Generator) -> 
     ]
     assert len(pieces) == whole.statistics.forward_passes
     without = next(rest_store.Generator(generator.model).stream(prompts(1), **FIXED))
-    refused(ArgumentError, lambda: without.text, "expected Generator(model, tokenizer")
+    refused(ArgumentError, lambda: without.text, "use Generator(model, tokenizer")
 
 
 # --- References -----------------------------------------------------------------------------------

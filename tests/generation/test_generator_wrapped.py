@@ -33,7 +33,8 @@ class Wrapped:
     """
 
     def __init__(self, model: Any, change: Callable[[Any], Any]) -> None:
-        self.model, self.change = model, change
+        self.model = model
+        self.change = change
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -151,7 +152,8 @@ WAYS: dict[str, Callable[..., torch.Tensor]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_for_the_time_of_the_call_holds_for_all_passes(name: str, way: str) -> None:
-    model, prompt = tiny_model("llama"), prompts(1)
+    model = tiny_model("llama")
+    prompt = prompts(1)
     model.generation_config.pad_token_id = 0
     alone = model.generate(**prompt, **FIXED)
     wrapped = Wrapped(model, CHANGES[name])
@@ -193,7 +195,8 @@ def test_a_stream_that_is_left_leaves_the_call() -> None:
 
 
 def test_a_stream_runs_as_the_thread_that_made_it() -> None:
-    model, prompt = tiny_model("llama"), prompts(1)
+    model = tiny_model("llama")
+    prompt = prompts(1)
     generator = rest_store.Generator(model, None, [rest_store.PromptLookup()], adaptive=False)
     alone = model.generate(**prompt, **FIXED)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -315,7 +318,8 @@ def test_adapters_of_peft_hold_for_all_passes_or_are_refused_before_the_first(
     name: str, padded: bool, way: str
 ) -> None:
     make, options = PEFT[name]
-    model, prompt = make(), prompts(3, padded=padded)
+    model = make()
+    prompt = prompts(3, padded=padded)
     prompt["input_ids"][:, -2:] = torch.tensor([21, 22])
     options = {**FIXED, **options}
     plain = model.generate(**prompt, **options)

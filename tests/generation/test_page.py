@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rest_store.datastore.tree import TokenTree
 from rest_store.generation.comparison import Comparison, Speedup
 from rest_store.generation.draft_sessions import EMPTY
 from rest_store.generation.output import Piece
@@ -83,6 +85,13 @@ def test_sources_are_counted(words: Any) -> None:
     classes = ["model", "source-0", "source-2", "several", "source-7"]
     assert [source_class(mask) for mask in masks] == classes
     assert [letters(mask) for mask in masks] == ["·", "A", "C", "BC", "H"]
+
+
+def test_scores_that_no_probability_has_do_not_break_the_page(words: Any) -> None:
+    scores = np.array([math.nan, math.inf, -1.0, 2.0, 0.0004])
+    tree = TokenTree([70, 71, 72, 73, 74], [-1] * 5, [0] * 5, scores=scores, origins=[1] * 5)
+    [step] = read(page_of([Piece([[70, 71]], [[1, 0]], [tree], [[0]])], words)).data["passes"]
+    assert step["scores"] == [-1, -1, -1, 1000, 0]
 
 
 def test_untrusted_text_is_text(words: Any) -> None:

@@ -74,6 +74,30 @@ def test_measuring_costs_little_and_nothing_where_it_is_known(
     assert later < least + step
 
 
+def test_the_reader_of_a_stream_may_take_its_time() -> None:
+    model = tiny_model("llama")
+    plain = written(model, 30)
+    generator = rest_store.Generator(model, None, rightly(plain))
+    pieces = generator.stream(prompts(1), max_new_tokens=30, do_sample=False)
+    began = time.perf_counter()
+    away = 0.0
+    for _ in pieces:
+        time.sleep(0.1)
+        away += 0.1
+    assert away > 0.3
+    assert pieces.statistics.seconds < time.perf_counter() - began - away
+
+
+def test_costs_are_kept_apart_by_what_they_depend_on() -> None:
+    model = tiny_model("llama")
+    for _ in range(2):
+        drafted(model, [rest_store.PromptLookup()], written(model, 5))
+    assert len(loop._policies[model]) == 1
+    model.to(torch.float64)
+    drafted(model, [rest_store.PromptLookup()], written(model, 5))
+    assert len(loop._policies[model]) == 2
+
+
 def test_what_other_processes_do_to_the_time_of_steps_changes_no_draft() -> None:
     """Passes over trees mostly wait for other processes, and take no more processor time."""
     model, chance = tiny_model("llama"), random.Random(5)

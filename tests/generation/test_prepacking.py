@@ -38,7 +38,8 @@ def test_logits_agree_up_to_rounding_and_plain_layers_come_back(architecture: st
 
 
 def test_drafted_text_is_that_of_plain_decoding() -> None:
-    model, inputs = tiny_model("llama"), prompts(1, length=24)
+    model = tiny_model("llama")
+    inputs = prompts(1, length=24)
     with rest_store.prepacked_weights(model):
         plain = model.generate(**inputs, max_new_tokens=40, do_sample=False)
         options: dict[str, Any] = {

@@ -137,7 +137,8 @@ PROCESSORS: dict[str, Callable[[Any], LogitsProcessor]] = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_grammars_of_other_packages_hold_in_batches(name: str, model: Any) -> None:
-    inputs, fixed = prompts(3), {"max_new_tokens": 40, "do_sample": False}
+    inputs = prompts(3)
+    fixed = {"max_new_tokens": 40, "do_sample": False}
     processor = PROCESSORS[name](model)
     plain = model.generate(**inputs, **fixed, logits_processor=[PROCESSORS[name](model)])
     tokenizer = text_tokenizer()
@@ -195,7 +196,8 @@ class WithModule(LogitsProcessor):
     """Holds a module of Python, as processors that load a package late do, and counts its calls."""
 
     def __init__(self) -> None:
-        self.json, self.calls = json, [0]
+        self.json = json
+        self.calls = [0]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.calls[0] += 1
@@ -204,11 +206,9 @@ class WithModule(LogitsProcessor):
 
 
 def test_a_processor_may_hold_a_module() -> None:
-    model, inputs, fixed = (
-        tiny_model("llama"),
-        prompts(3),
-        {"max_new_tokens": NEW, "do_sample": False},
-    )
+    model = tiny_model("llama")
+    inputs = prompts(3)
+    fixed = {"max_new_tokens": NEW, "do_sample": False}
     plain = model.generate(**inputs, **fixed, logits_processor=[WithModule()])
     processor = WithModule()
     options = {

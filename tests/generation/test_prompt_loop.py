@@ -44,8 +44,8 @@ def texts(done: Result) -> list[str]:
 
 def test_each_line_is_a_prompt(without_template: Path) -> None:
     loop = texts(piped(without_template, "for i in\n\n  \ni in i\nfor i in", "--json"))
-    given = [word for prompt in ("for i in", "i in i") for word in ("--prompt", prompt)]
-    first, second = texts(piped(without_template, "", *given, "--json"))
+    options = [word for prompt in ("for i in", "i in i") for word in ("--prompt", prompt)]
+    first, second = texts(piped(without_template, "", *options, "--json"))
     assert loop == [first, second, first], "blank lines are none, and the last needs no end"
 
 
@@ -68,7 +68,8 @@ def test_bytes_that_are_no_text_are_read(model: Path) -> None:
 def test_on_a_terminal_an_interrupt_ends_the_text_and_the_end_of_input_the_loop(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines, written = iter(["for", "  ", "interrupted", "in"]), []
+    lines = iter(["for", "  ", "interrupted", "in"])
+    written = []
 
     class Interrupted:
         """Writes a text for a prompt, unless it is typed while Ctrl-C is."""

@@ -83,7 +83,8 @@ def test_greedy_search(model: Any, rows: int) -> None:
     for name, script in [*SCRIPTS.items(), ("noisy", noisy)]:
         output = drafted(model, inputs, plain, script, **FIXED)
         assert torch.equal(output.sequences, plain), name
-        counts, passes = output.statistics.drafts, output.statistics.forward_passes
+        counts = output.statistics.drafts
+        passes = output.statistics.forward_passes
         assert not counts.errors
         if name == "right":  # all of it is kept at once, of all rows
             assert passes == 1 + -(-(NEW - 1) // 6)
@@ -139,7 +140,8 @@ def test_what_was_partly_right_is_committed_in_time(model: Any, max_nodes: int) 
 def test_sampling_with_the_same_seed(model: Any, adaptive: bool) -> None:
     inputs = prompts(1)
     torch.manual_seed(5)
-    plain, draw = model.generate(**inputs, **SAMPLED), torch.rand(1)
+    plain = model.generate(**inputs, **SAMPLED)
+    draw = torch.rand(1)
     reference = plain[0].tolist()
     reference[20:40:3] = [7] * len(reference[20:40:3])
     torch.manual_seed(5)
@@ -181,10 +183,8 @@ def test_both_attentions_and_a_static_cache(attention: str) -> None:
     before = model.config._attn_implementation
     model.set_attn_implementation(attention)
     try:
-        inputs, options = (
-            prompts(3),
-            {**FIXED, "cache_implementation": "static", "disable_compile": True},
-        )
+        inputs = prompts(3)
+        options = {**FIXED, "cache_implementation": "static", "disable_compile": True}
         plain = model.generate(**inputs, **options)
         assert torch.equal(drafted(model, inputs, plain, bushy, **options).sequences, plain)
         assert model.config._attn_implementation == attention
@@ -244,7 +244,8 @@ def settings_of(model: Any) -> list[Any]:
 
 def test_two_generations_of_one_model_in_turns(model: Any) -> None:
     settings = settings_of(model)
-    expected, running = [], []
+    expected = []
+    running = []
     for rows, seed in ((1, 1), (3, 2)):
         inputs = prompts(rows, seed=seed)
         expected.append(model.generate(**inputs, **FIXED))
@@ -260,7 +261,8 @@ def test_two_generations_of_one_model_in_turns(model: Any) -> None:
 
 @pytest.mark.parametrize("max_nodes", [0, 5])
 def test_an_error_leaves_a_cache_that_can_be_continued_or_an_empty_one(max_nodes: int) -> None:
-    model, inputs = model_of("qwen3_5_text"), prompts(1)
+    model = model_of("qwen3_5_text")
+    inputs = prompts(1)
     plain = model.generate(**inputs, **FIXED)
     lengths = set()
     for place in range(15, 24):
@@ -292,7 +294,8 @@ def test_an_error_leaves_a_cache_that_can_be_continued_or_an_empty_one(max_nodes
 
 
 def test_a_filled_cache_without_keys_is_refused() -> None:
-    model, inputs = model_of("mamba2"), prompts(1)
+    model = model_of("mamba2")
+    inputs = prompts(1)
     name = cache_name(model)
     cache = DynamicCache(config=model.config)
     model(inputs["input_ids"], **{name: cache})

@@ -11,7 +11,8 @@ from transformers import DynamicCache
 from rest_store.generation.cache import Pattern
 from rest_store.generation.recurrent_cache import RecurrentCache
 
-CHANNELS, KERNEL = 2, 3
+CHANNELS = 2
+KERNEL = 3
 
 
 def filled(rows: int, *, recurrent: bool = True) -> DynamicCache:

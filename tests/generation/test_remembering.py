@@ -148,8 +148,8 @@ def test_what_was_written_of_a_group_is_read_first(
     assert passes[1] == passes[3] < passes[0] / 2
     assert passes[2] == passes[0]
     assert output.statistics.remembered.duplicates == output.statistics.remembered.ids
-    kept = [(document.group, document.epoch) for document in live.documents()]
-    assert kept == [("one", 1), ("one", 2), ("two", 2)], "the same text, of each epoch and group"
+    groups = [(document.group, document.epoch) for document in live.documents()]
+    assert groups == [("one", 1), ("one", 2), ("two", 2)], "the same text, of each epoch and group"
     again = write(model, prompts(1), remember=live, group="one", epoch=2, do_sample=False)
     assert again.statistics.forward_passes == passes[1]
     without = write(model, prompts(1), remember=live, group="one", sources=[], do_sample=False)
@@ -353,7 +353,7 @@ class Coroutine:
 
 
 @pytest.mark.parametrize(
-    ("target", "found"),
+    ("target", "actual"),
     [
         ("live/", "a str"),
         (set(), "a set"),
@@ -362,10 +362,35 @@ class Coroutine:
         (Coroutine(), "a Coroutine, whose add is a coroutine"),
     ],
 )
-def test_what_takes_no_documents_is_refused_at_once(model: Any, target: Any, found: str) -> None:
+def test_what_takes_no_documents_is_refused_at_once(model: Any, target: Any, actual: str) -> None:
     refused(
         SourceError,
         lambda: write(model, prompts(1), remember=target),
-        f"generate: remember is {found}",
+        f"generate: remember is {actual}",
     )
-    refused(SourceError, lambda: rest_store.Generator(model, remember=target), found)
+    refused(SourceError, lambda: rest_store.Generator(model, remember=target), actual)
+
+
+def test_outputs_of_a_few_tokens_are_not_worth_a_document(model: Any) -> None:
+    target = Kept()
+    counts = write(model, prompts(1), remember=target, max_new_tokens=3).statistics.remembered
+    assert flush(target)
+    assert (target.documents, counts.ids, counts.dropped) == ([], [], 0)
+
+
+def test_warnings_that_are_errors_are_none_of_the_generation(model: Any) -> None:
+    """The filter of all tests here is "error"."""
+    assert write_and_wait(model, prompts(1), Failing()).statistics.remembered.dropped == 1
+
+
+def test_where_no_thread_can_be_started_outputs_are_counted(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(remembering._Queue, "start", start)
+    with pytest.warns(DraftingWarning, match="can't start new thread"):
+        counts = write(model, prompts(1), remember=Kept()).statistics.remembered
+    assert counts.dropped == 1
+    assert not remembering._queues

@@ -57,7 +57,8 @@ def decoded(model: Any, prompt: torch.Tensor, path: list[int]) -> torch.Tensor:
 def test_each_node_and_what_follows_an_accepted_path_are_as_decoded(family: str) -> None:
     model = tree_model_of(family)
     prompt = prompts(1, 9)["input_ids"]
-    tree, last = merge_paths(PATHS), 3
+    tree = merge_paths(PATHS)
+    last = 3
     verifier = make_verifier(model, read(model, prompt), 1 + len(tree))
     assert isinstance(verifier, StateTreeVerifier)
     logits = verifier.run([last], [tree], 1 + len(tree))[0]
@@ -85,9 +86,10 @@ def test_each_node_and_what_follows_an_accepted_path_are_as_decoded(family: str)
 def test_rows_accept_different_paths_and_rows_that_ended_stay() -> None:
     model = model_of("qwen3_5_text")
     prompt = prompts(3, 9, padded=False)["input_ids"]
-    empty, tree = merge_paths([]), merge_paths(PATHS)
+    empty = merge_paths([])
+    tree = merge_paths(PATHS)
     verifier = make_verifier(model, read(model, prompt), 1 + len(tree))
-    verifier.run([3, 4, None], [tree, right([5, 6], None, 8), empty], 1 + len(tree))  # type: ignore[arg-type]
+    verifier.run([3, 4, None], [tree, right([5, 6], None, 8), empty], 1 + len(tree))
     texts_of_nodes: list[list[int]] = [[]]
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
         texts_of_nodes.append([*texts_of_nodes[parent + 1], token])
@@ -95,15 +97,15 @@ def test_rows_accept_different_paths_and_rows_that_ended_stay() -> None:
     verifier.keep([accepted, [0, 1], []])
     logits = verifier.run([7, 8, None], [empty] * 3, 1)
     verifier.keep([[0], [0], []])
-    kept = DynamicCache(config=model.config)
-    verifier.give_back(kept)
+    own_cache = DynamicCache(config=model.config)
+    verifier.give_back(own_cache)
     verifier.close()
     texts = [[3, 12, 13, 7], [4, 5, 8]]
     for row, text in enumerate(texts):
         expected = decoded(model, prompt[row : row + 1], text)
         assert torch.allclose(logits[row, -1], expected, atol=1e-4 * float(expected.std()))
     untouched = read(model, prompt).cache.layers[0].recurrent_states[0]
-    assert torch.allclose(kept.layers[0].recurrent_states[0][2], untouched[2], atol=1e-6)
+    assert torch.allclose(own_cache.layers[0].recurrent_states[0][2], untouched[2], atol=1e-6)
 
 
 def test_a_tree_knows_what_each_node_continues() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import (
     LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
     SynthIDTextWatermarkingConfig,
     TemperatureLogitsWarper,
 )
@@ -77,6 +78,11 @@ def test_drafts_behind_the_end_of_a_text_do_not_count() -> None:
     assert path(tree, flat, ends=[1]) == [4, 5]
 
 
+def test_of_equally_likely_paths_the_first_of_the_tree_is_followed() -> None:
+    tree = merge_paths([[1, 5], [2, 5], [3, 5], [4]])
+    assert path(tree, torch.zeros(1 + len(tree), 6)) == [1, 5]
+
+
 # --- Generations ----------------------------------------------------------------------------------
 
 
@@ -123,6 +129,21 @@ def test_accepted_paths_are_written_and_the_token_behind_them_is_drawn(rows: int
         for place in (0, 4, 8, 12):
             token = torch.multinomial(torch.softmax(output.scores[place], dim=-1), 1)
             assert int(token) == int(text[0, place])
+
+
+def test_scores_are_those_of_the_text_that_was_written() -> None:
+    model, inputs = tiny_model("llama"), prompts(1)
+    paths = ([7, 8, 9], [7, 5], [11, 12])
+    options = {"repetition_penalty": 1.7, "output_scores": True, **EVERYTHING}
+    output = generate(model, inputs, *paths, **options)
+    assert output.statistics.drafts.accepted > 3
+    penalty = RepetitionPenaltyLogitsProcessor(1.7)
+    with torch.no_grad():
+        logits = model(output.sequences).logits
+    for place, scores in enumerate(output.scores):
+        end = 14 + place
+        expected = penalty(output.sequences[:, :end], logits[:, end - 1])
+        assert torch.allclose(scores, expected, atol=1e-4)
 
 
 def test_a_text_ends_within_an_accepted_path() -> None:

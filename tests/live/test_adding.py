@@ -66,6 +66,24 @@ def test_documents_of_many_kinds(tmp_path: Path) -> None:
         assert live.count([1, 2]) == len(kinds) + 2
 
 
+def test_nothing_is_added(tmp_path: Path) -> None:
+    with new_live(tmp_path / "live") as live:
+        assert live.add([]) == []
+        assert live.add([], []) == []
+        assert live.delete([]) == 0
+        assert live.info().document_count == 0
+        assert len(live.draft([1])) == 0
+
+
+def test_ids_may_be_any_text(tmp_path: Path) -> None:
+    strange = ["a" * 256, "\U0001f600" * 256, "'; DROP TABLE documents; --", "../../x", "\n", " "]
+    with new_live(tmp_path / "live") as live:
+        assert live.add([[1, 2]] * len(strange), strange) == strange
+        live.compact()
+        assert live.delete([*strange, "a"]) == len(strange)
+        assert live.count([1]) == 0
+
+
 def test_a_large_document_and_more_documents_than_one_commit_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,9 @@ from rest_store.errors import (
     TokenizerMismatchError,
     WriterError,
 )
+from rest_store.live.directory import is_live
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.open_store import open_store
 from tests.shared.live import file_bytes, new_live
 from tests.shared.strategies import ONE_TO_NINE, identity, refused, write_datastore
 
@@ -249,3 +251,31 @@ def test_what_is_no_database(tmp_path: Path) -> None:
     for read_only in (False, True):
         with pytest.raises(StorageError, match="documents cannot be opened"):
             LiveDatastore.open(tmp_path, tokenizer=identity(3), read_only=read_only)
+
+
+def test_a_directory_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    """A name that is too long stands for a directory of another user: root may read all."""
+    place = tmp_path / ("x" * 300)
+    assert not is_live(place)
+    for options in ({"read_only": True}, {"tokenizer": identity(3)}):
+        with pytest.raises(StorageError, match=r"cannot be read .File name too long."):
+            LiveDatastore.open(place, **options)
+    with pytest.raises(DatastoreFormatError):
+        open_store(place)
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(StorageError, match=r"cannot be written .Read-only file system."):
+        new_live(tmp_path / "new")
+
+
+def test_numbers_of_numpy_are_stored_as_numbers(tmp_path: Path) -> None:
+    """SQLite would store the bytes of a number of numpy."""
+    retention: dict[str, Any] = {"max_tokens": np.int64(1000), "max_age": np.float32(60)}
+    new_live(tmp_path / "live", **retention).close()
+    with LiveDatastore.open(tmp_path / "live") as live:
+        assert (live.info().max_tokens, live.info().max_age) == (1000, 60.0)

@@ -77,7 +77,9 @@ def test_changes_go_on_after_a_restart_but_not_from_those_that_a_backup_lacks(
 def test_changes_come_in_pieces(live: LiveDatastore) -> None:
     ids = live.add([[1, 2] * 50 for _ in range(40)])
     live.delete(ids[:30:2])
-    datastore_id, after, numbers = "", 0, []
+    datastore_id = ""
+    after = 0
+    numbers = []
     while True:
         changes = live.changes(after, datastore_id, max_bytes=2000)
         assert (changes.first, changes.head) == (after + 1, live.newest_change)
@@ -85,7 +87,8 @@ def test_changes_come_in_pieces(live: LiveDatastore) -> None:
             break
         assert len(changes.added) + len(changes.removed) <= 2000 // 64
         numbers += [change.number for change in (*changes.added, *changes.removed)]
-        datastore_id, after = changes.datastore_id, changes.last
+        datastore_id = changes.datastore_id
+        after = changes.last
     assert numbers == [*range(2, 30, 2), *range(30, 41), *range(41, 56)]
     assert len(live.changes(0, "", max_bytes=1).added) == 1, "at least one"
 

@@ -146,7 +146,8 @@ def test_the_oldest_are_evicted_and_no_more_than_an_eighth_too_many(
         live.compact()
         assert live.info().failure is None
         assert len(list(live.documents())) == live.info().document_count
-        shards, size = live.info().shard_count, live.info().size
+        shards = live.info().shard_count
+        size = live.info().size
         assert shards <= 30
     assert size < 20_000
 

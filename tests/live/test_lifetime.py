@@ -14,10 +14,12 @@ import pytest
 
 import rest_store
 from rest_store.errors import DatastoreClosedError, WriterError
+from rest_store.live.background import Background
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
-from tests.shared.live import new_live, small_segments, until
-from tests.shared.strategies import refused
+from rest_store.live.writer import Writer
+from tests.shared.live import new_live, refresh, small_segments, until
+from tests.shared.strategies import identity, refused
 
 
 def test_a_closed_datastore_refuses_everything(tmp_path: Path) -> None:
@@ -101,6 +103,79 @@ def test_a_dropped_datastore_is_closed(tmp_path: Path, read_only: bool) -> None:
     # Those of earlier tests end, too.
     until(lambda: descriptors() <= files and threading.active_count() <= threads)
     LiveDatastore.open(tmp_path / "live").close()
+
+
+def test_threads_close_it_at_the_same_time(tmp_path: Path) -> None:
+    """The directory is free when any of the calls returns."""
+    live = new_live(tmp_path / "live")
+    live.add([[1, 2]])
+    together = threading.Barrier(2)
+    live.backend.before_close(lambda _: together.wait())
+    errors: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            live.close()
+            new_live(tmp_path / "live").close()
+        except WriterError:  # the other thread has opened it
+            pass
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_an_interrupted_close_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = new_live(tmp_path / "live")
+
+    def interrupted(writer: Writer) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            live.close()
+    live.close()
+    new_live(tmp_path / "live").close()
+
+
+def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_segments(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    with (
+        LiveDatastore.open("live", tokenizer=identity(300)) as live,
+        LiveDatastore.open("live", read_only=True) as reader,
+    ):
+        monkeypatch.chdir("/")
+        ids = live.add([[1, 2] * 50, [1, 3]])
+        live.compact()
+        assert live.delete(ids[1:]) == 1
+        refresh(reader)
+        assert (live.count([1, 2]), reader.count([1, 2])) == (50, 50)
+        assert (live.info().failure, reader.info().failure, live.path) == (None, None, Path("live"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_the_thread_beside_additions_has_a_low_priority() -> None:
+    priorities: list[int] = []
+
+    def work() -> bool:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return False
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    thread = Background(work, work, lambda: None)
+    until(lambda: priorities)
+    thread.stop()
+    assert priorities[0] > before
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before, "the caller keeps its own"
 
 
 EXIT = """
@@ -210,7 +285,7 @@ def test_a_session_follows_changes_and_goes_on_when_it_is_closed(tmp_path: Path)
         assert session.draft(4).tokens.tolist()[:1] == [5]
         live.close()
         assert session.draft(4).tokens.size == 0
-        assert session.statistics.dropped == {(str(live.path), "error"): 1}
+        assert session.statistics.omissions == {(str(live.path), "error"): 1}
         session.accept([5])
 
 

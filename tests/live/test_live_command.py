@@ -31,11 +31,12 @@ from rest_store.errors import (
     StorageError,
     WriterError,
 )
-from rest_store.live import check as live_check
-from rest_store.live.check import check_live
+from rest_store.live import live_check
 from rest_store.live.export import export
+from rest_store.live.live_check import check_live
 from tests.shared.builds import build_quick, write_jsonl, write_tokenizer
 from tests.shared.live import new_live, until
+from tests.shared.models import CHATML
 from tests.shared.strategies import edit_file, identity, refused
 
 TEXTS = [f"def add{number}(first, second):\n    return first + second\n" for number in range(6)]
@@ -160,6 +161,39 @@ def test_ids_are_those_that_delete_takes(
     assert (facts["ids"], facts["documents"], facts["document_count"]) == (expected, 6, 10)
     assert done("live", "delete", live, *expected, "c") == f"{live}: 5 of 6 documents deleted\n"
     assert json.loads(done("live", "delete", live, "c", "--json"))["absent"] == 1
+
+
+def test_queries_read_live_datastores(live: Path) -> None:
+    shown = done("query", live, "--text", "def add3(first", "--max-nodes", 4)
+    assert ", 1 occurrence:" in shown
+
+
+def test_conversations_need_a_template_and_what_it_leaves_out_is_said(
+    live: Path, tmp_path: Path
+) -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "system", "content": "late"}]
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(json.dumps({"messages": turns[:number]}) + "\n" for number in (1, 2)))
+    assert "pass --chat-template FILE" in failed("live", "add", live, chats)
+    strict = CHATML + "{{ raise_exception('no system turn') if messages|length > 1 }}"
+    shown = done("live", "add", live, chats, "--chat-template", strict)
+    assert shown.startswith(f"{live}: 1 document read, 0 of them existed already\n")
+    assert "refused: " in shown
+    assert "no system turn" in shown
+    assert facts_of(live)["document_count"] == 7
+
+
+def test_an_export_is_described_for_programs(live: Path, tmp_path: Path) -> None:
+    out = tmp_path / "frozen.ds"
+    facts = json.loads(done("live", "export", live, "--out", out, "--json"))
+    described = rest_store.Datastore.open(out).info()
+    assert facts == {
+        "out": str(out),
+        "documents": described.document_count,
+        "tokens": described.token_count,
+        "shards": described.shard_count,
+        "size": described.size,
+    }
 
 
 def test_retention_is_stored_with_the_datastore(live: Path, tmp_path: Path) -> None:
@@ -360,6 +394,20 @@ def test_a_damaged_segment_is_said(live: Path) -> None:
     assert "valid: 0 shards, 138 tokens" in done("check", live), (
         "opening it to write sorts its documents anew"
     )
+
+
+def test_a_segment_of_other_documents_is_said(live: Path, tmp_path: Path, tokenizer: Path) -> None:
+    other = tmp_path / "other"
+    corpus = write_jsonl(tmp_path / "other.jsonl", [f"{text}#" for text in TEXTS])
+    done("live", "add", other, corpus, "--tokenizer", tokenizer)
+    for place in (live, other):
+        compact(place)
+    for kind in ("tokens", "suffixes"):
+        (source,) = other.glob(f"segment-*.{kind}")
+        source.replace(segment_file(live).with_suffix(f".{kind}"))
+    refused("checksum", lambda: check_live(live), "SHA-256 of the payload")
+    with rest_store.LiveDatastore.open(live) as store:
+        assert documents_in(store, tokenizer) == [1] * len(TEXTS), "they are sorted anew"
 
 
 def test_a_damaged_document_is_said(live: Path) -> None:

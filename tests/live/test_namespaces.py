@@ -11,9 +11,9 @@ import pytest
 
 import rest_store
 from rest_store.errors import ArgumentError, DatastoreClosedError, DocumentError
-from rest_store.live.check import check_live
 from rest_store.live.documents import Documents
 from rest_store.live.export import export
+from rest_store.live.live_check import check_live
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live
 from tests.shared.strategies import refused
@@ -26,7 +26,8 @@ def live(tmp_path: Path) -> Iterator[LiveDatastore]:
 
 
 def test_no_query_reads_the_documents_of_two_namespaces(live: LiveDatastore) -> None:
-    one, other = live.namespace("one"), live.namespace("other")
+    one = live.namespace("one")
+    other = live.namespace("other")
     live.add([[1, 2]], ["a"])
     one.add([[1, 3]], ["a"])
     assert other.add([[1, 4], [1, 4]], ["a", "b"]).added == ["a", "b"]

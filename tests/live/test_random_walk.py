@@ -50,7 +50,8 @@ class Walk:
             assert stored == list(documents)
 
     def add(self) -> None:
-        namespace, size = self.chance.choice(NAMESPACES), self.chance.choice([1, 1, 2, 5, 20])
+        namespace = self.chance.choice(NAMESPACES)
+        size = self.chance.choice([1, 1, 2, 5, 20])
         added = [some_document(self.chance, self.vocabulary_size) for _ in range(size)]
         if self.chance.random() < 0.3:
             new = list(self.live.namespace(namespace).add(added))

@@ -331,14 +331,16 @@ def test_random_changes_arrive_document_by_document(
     small_segments(monkeypatch)
     service.max_bytes = 300
     chance = random.Random(0)
-    replica, ids = opened(cache), []
+    replica = opened(cache)
+    ids = []
     for _ in range(60):
         namespace = chance.choice(["", "one"])
         documents = [some_document(chance, 300) for _ in range(chance.choice([1, 5, 30]))]
         ids += [(id, namespace) for id in live.namespace(namespace).add(documents)]
         if chance.random() < 0.5:
             chance.shuffle(ids)
-            gone, ids = ids[:5], ids[5:]
+            gone = ids[:5]
+            ids = ids[5:]
             for id, namespace in gone:
                 live.namespace(namespace).delete([id])
         if chance.random() < 0.2:
@@ -404,7 +406,8 @@ def test_a_service_that_lies(
     with opened(cache) as replica:
         until_equal(replica, live)
         change, message = LIES[lie]
-        honest, service.change = service.change, change
+        honest = service.change
+        service.change = change
         live.add([[1, 3]])
         until(lambda: message in (replica.info().failure or ""))
         assert "ProtocolError" in str(replica.info().failure)

@@ -15,7 +15,7 @@ from rest_store.datastore.tokenizer import identity_of
 from rest_store.errors import TokenizerLoadError
 from rest_store.generation.model import load_model
 from rest_store.loading.gguf_tokenizer import PRE_TOKENIZERS
-from rest_store.loading.tokenizer import load_tokenizer
+from rest_store.loading.loaded_tokenizer import load_tokenizer
 from tests.shared.models import smollm2_gguf, write_gguf
 from tests.shared.strategies import refused
 
@@ -214,7 +214,7 @@ def test_only_what_it_takes_is_loaded(path: Path) -> None:
     """No tensor, transformers or numpy is loaded, for which a small build would wait."""
     path.write_bytes(path.read_bytes()[:-1000])
     code = (
-        "import sys; from rest_store.loading.tokenizer import load_tokenizer;"
+        "import sys; from rest_store.loading.loaded_tokenizer import load_tokenizer;"
         " load_tokenizer(sys.argv[1])"
     )
     code += "; print({'transformers', 'torch', 'numpy', 'gguf'} & sys.modules.keys())"
@@ -336,7 +336,7 @@ def test_generation_reads_the_same_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "actual"),
     [
         (
             lambda data: data.replace(b"gpt-2", b"gpt-9"),
@@ -352,8 +352,8 @@ def test_generation_reads_the_same_tokens(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_damaged_or_of_an_unknown_kind_is_refused(
-    path: Path, change, found: str
+    path: Path, change, actual: str
 ) -> None:
     path.write_bytes(change(path.read_bytes()))
-    message = refused(TokenizerLoadError, lambda: load_tokenizer(path), f"{path}: {found}")
+    message = refused(TokenizerLoadError, lambda: load_tokenizer(path), f"{path}: {actual}")
     assert len(message.splitlines()) == 1

@@ -17,8 +17,8 @@ from rest_store.datastore.tokenizer import identity_of
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import MissingExtraError, TokenizerLoadError, TokenizerMismatchError
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.loading import tokenizer
-from rest_store.loading.tokenizer import load_tokenizer
+from rest_store.loading import loaded_tokenizer
+from rest_store.loading.loaded_tokenizer import load_tokenizer
 from tests.shared.builds import build_quick, write_jsonl
 from tests.shared.models import CHATML, byte_level_bpe, word_level, write_gguf
 from tests.shared.strategies import refused
@@ -60,15 +60,15 @@ def frozen(tmp_path_factory: pytest.TempPathFactory, tokenizers: dict[str, objec
 def test_every_form_is_the_same_tokenizer_everywhere(
     tokenizers: dict[str, Any], frozen: Path, tmp_path: Path
 ) -> None:
-    for form, given in tokenizers.items():
-        assert identity_of(given) == identity_of(byte_level_bpe()), form
-        store = Datastore.open(frozen, tokenizer=given)
-        with LiveDatastore.open(tmp_path / form, tokenizer=given) as live:
+    for form, argument in tokenizers.items():
+        assert identity_of(argument) == identity_of(byte_level_bpe()), form
+        store = Datastore.open(frozen, tokenizer=argument)
+        with LiveDatastore.open(tmp_path / form, tokenizer=argument) as live:
             live.add(["return first + second"])
             assert live.info().token_count > 0, form
-            with LiveDatastore.open(tmp_path / form, tokenizer=given, read_only=True) as reader:
+            with LiveDatastore.open(tmp_path / form, tokenizer=argument, read_only=True) as reader:
                 assert reader.draft([1]) == live.draft([1]), form
-            DraftSession([store, live], tokenizer=given).close()
+            DraftSession([store, live], tokenizer=argument).close()
 
 
 @pytest.mark.parametrize("wrong", [object(), "absent/tokenizer.json", Path("absent.gguf"), 5])
@@ -83,11 +83,11 @@ def test_what_is_no_tokenizer_is_refused_everywhere(
 
 def test_another_tokenizer_is_refused_by_its_path(frozen: Path, tmp_path: Path) -> None:
     word_level(9).save(str(tmp_path / "tokenizer.json"))
-    found = f"tokenizer '{tmp_path / 'tokenizer.json'}' is one with a vocabulary of 9"
+    actual = f"tokenizer '{tmp_path / 'tokenizer.json'}' is one with a vocabulary of 9"
     refused(
         TokenizerMismatchError,
         lambda: Datastore.open(frozen, tokenizer=tmp_path / "tokenizer.json"),
-        found,
+        actual,
     )
 
 
@@ -110,7 +110,7 @@ def test_an_absent_path_is_not_looked_up_on_the_hub(
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "actual"),
     [
         (b"{", "tokenizer is a file of another kind (not JSON)"),
         (b"IQ== 0\nIg== 1\n", "tokenizer is a file of another kind (not JSON)"),
@@ -125,13 +125,13 @@ def test_an_absent_path_is_not_looked_up_on_the_hub(
     ],
 )
 def test_a_file_that_is_no_tokenizer_is_refused_in_one_line(
-    tmp_path: Path, content: bytes, found: str
+    tmp_path: Path, content: bytes, actual: str
 ) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    message = refused(TokenizerLoadError, lambda: load_tokenizer(path), f"{path}: {found}")
+    message = refused(TokenizerLoadError, lambda: load_tokenizer(path), f"{path}: {actual}")
     assert "\n" not in message
-    assert found.startswith("GGUF") or f"or else the directory '{tmp_path}'" in message
+    assert actual.startswith("GGUF") or f"or else the directory '{tmp_path}'" in message
 
 
 @pytest.mark.parametrize("content", [b"junk", b"\xff\xfe junk", b"{}"])
@@ -157,14 +157,14 @@ def test_a_directory_with_a_file_of_sentencepiece_alone_names_the_packages(
     monkeypatch.setattr("importlib.util.find_spec", absent)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02")
-    found = (
+    actual = (
         "a file of SentencePiece alone ('tokenizer.model'), expected a tokenizer.json, or the"
         " packages that read it: "
     )
     refused(
         TokenizerLoadError,
         lambda: load_tokenizer(tmp_path),
-        found + "pip install sentencepiece protobuf",
+        actual + "pip install sentencepiece protobuf",
     )
     assert capfd.readouterr().err == ""
 
@@ -210,18 +210,18 @@ def test_a_directory_that_holds_no_tokenizer_is_refused(tmp_path: Path) -> None:
     assert ": )" not in message, "a line that announces the next one comes with it"
 
 
-@pytest.mark.parametrize(("content", "found"), [("{", "not JSON"), ("[]", "a list")])
-def test_a_damaged_configuration_is_named(tmp_path: Path, content: str, found: str) -> None:
+@pytest.mark.parametrize(("content", "actual"), [("{", "not JSON"), ("[]", "a list")])
+def test_a_damaged_configuration_is_named(tmp_path: Path, content: str, actual: str) -> None:
     byte_level_bpe().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(content)
-    expected = f"tokenizer_config.json: content is {found}"
+    expected = f"tokenizer_config.json: content is {actual}"
     refused(TokenizerLoadError, lambda: load_tokenizer(tmp_path / "tokenizer.json"), expected)
 
 
 def from_pretrained(monkeypatch: pytest.MonkeyPatch, function: Callable[..., object]) -> None:
     """Have the hub answer what `function` returns."""
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", function)
-    monkeypatch.setattr(tokenizer, "hub_failure", lambda name: None)
+    monkeypatch.setattr(loaded_tokenizer, "hub_failure", lambda name: None)
 
 
 def test_a_name_that_the_hub_does_not_know_is_refused_in_one_line(

@@ -251,3 +251,35 @@ def test_text_stands_out_from_its_background(
     assert [text for contrast, text in contrasts if contrast < 4.5] == []
     back = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+def test_a_wide_tree_scrolls_with_the_keys_while_it_has_the_focus(
+    tab: Any, places: dict[str, str]
+) -> None:
+    tab.goto(places["generate"])
+    tab.evaluate("document.querySelector('.tree').style.width = '5rem'")
+    before = heading(tab)
+    tab.locator(".tree").focus()
+    tab.keyboard.press("ArrowRight")
+    assert heading(tab) == before
+
+
+def test_sources_look_different_without_colours(tab: Any, places: dict[str, str]) -> None:
+    tab.goto(places["generate"])
+    lines = tab.evaluate(
+        """[...document.querySelectorAll(".legend .sample")].map((one) => {
+            const style = getComputedStyle(one);
+            return style.textDecorationLine + style.textDecorationStyle;
+        })"""
+    )
+    assert len(set(lines)) == len(lines) == 4, "three sources and the model"
+
+
+def test_on_paper_the_page_is_light_and_without_buttons(tab: Any, places: dict[str, str]) -> None:
+    tab.emulate_media(media="print", color_scheme="dark")
+    for name in ("generate", "report"):
+        tab.goto(places[name])
+        background = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert background == "rgb(255, 255, 255)"
+        assert tab.locator("#pass .buttons:visible").count() == 0
+    assert tab.pdf()[:5] == b"%PDF-"

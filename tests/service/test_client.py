@@ -92,18 +92,18 @@ LIMITS = st.fixed_dictionaries(
 def test_answers_are_those_of_the_datastore(
     client: Any, stores: dict[str, Datastore], data: st.DataObject, limits: dict[str, int]
 ) -> None:
-    asked = data.draw(st.lists(contexts(CORPUS), max_size=6))
+    queries = data.draw(st.lists(contexts(CORPUS), max_size=6))
     store = stores["one"]
-    assert client.draft_batch(asked, **limits) == store.draft_batch(asked, **limits)
-    rows = np.array([context[-1:] for context in asked])
+    assert client.draft_batch(queries, **limits) == store.draft_batch(queries, **limits)
+    rows = np.array([context[-1:] for context in queries])
     assert client.draft_batch(rows, **limits) == store.draft_batch(rows, **limits)
-    for context in asked[:2]:
-        given = data.draw(st.sampled_from([list, tuple, np.array]))(context)
-        assert client.draft(given, **limits) == store.draft(context, **limits)
+    for context in queries[:2]:
+        sequence = data.draw(st.sampled_from([list, tuple, np.array]))(context)
+        assert client.draft(sequence, **limits) == store.draft(context, **limits)
         suffix = limits["max_suffix"]
-        found = client.longest_suffix_match(given, max_suffix=suffix)
-        assert found == store.longest_suffix_match(context, max_suffix=suffix)
-        assert client.count(given[-3:]) == store.count(context[-3:])
+        actual = client.longest_suffix_match(sequence, max_suffix=suffix)
+        assert actual == store.longest_suffix_match(context, max_suffix=suffix)
+        assert client.count(sequence[-3:]) == store.count(context[-3:])
 
 
 BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -143,9 +143,11 @@ def test_several_datastores(
     connect: Callable[..., Any], service: Service, stores: dict[str, Datastore]
 ) -> None:
     client = connect(service.target, datastore=["two", "one"])
-    one, two = stores["one"], stores["two"]
+    one = stores["one"]
+    two = stores["two"]
     for context in ([1, 2, 3], [4, 5, 6, 4], [3, 4], [0], [299]):
-        first, second = two.draft(context), one.draft(context)
+        first = two.draft(context)
+        second = one.draft(context)
         best = second if second.match.length > first.match.length else first
         assert client.draft(context) == best
         assert client.draft_batch([context, [3]])[0] == best
@@ -173,19 +175,20 @@ def test_several_datastores(
 def test_info_says_what_is_served(
     client: Any, connect: Callable[..., Any], service: Service, stores: Any
 ) -> None:
-    found, expected = client.info(), stores["one"].info()
-    assert isinstance(found, ServiceInfo)
-    (described,) = found.datastores
+    actual = client.info()
+    expected = stores["one"].info()
+    assert isinstance(actual, ServiceInfo)
+    (described,) = actual.datastores
     for name in ("tokenizer", "token_count", "document_count", "shard_count", "size"):
         assert getattr(described, name) == getattr(expected, name)
     assert abs((described.built - expected.built).total_seconds()) < 1
-    assert found.tokenizer == expected.tokenizer
+    assert actual.tokenizer == expected.tokenizer
     assert str(rest_store.DatastoreClient("a:1")) == "a:1"
     assert (
         str(rest_store.DatastoreClient("a:1,b:1", datastore=["one", "two"]))
         == "one, two at a:1,b:1"
     )
-    assert (found.version, found.limits["max_contexts"]) == (rest_store.__version__, 100)
+    assert (actual.version, actual.limits["max_contexts"]) == (rest_store.__version__, 100)
     both = connect(service.target, tokenizer=identity(VOCABULARY)).info()
     assert [one.name for one in both.datastores] == ["one", "two"]
 
@@ -260,7 +263,8 @@ def test_targets_are_checked(connect: Callable[..., Any], target: Any) -> None:
 def test_files_that_are_no_certificates_are_named(
     connect: Callable[..., Any], tmp_path: Path
 ) -> None:
-    made, garbage = Certificates.make(tmp_path / "made"), tmp_path / "garbage"
+    made = Certificates.make(tmp_path / "made")
+    garbage = tmp_path / "garbage"
     garbage.write_text("garbage")
     binary = tmp_path / "binary"
     binary.write_bytes(bytes(range(256)))  # as in the format DER
@@ -275,7 +279,7 @@ def test_files_that_are_no_certificates_are_named(
         (Tls(made.authority, certificate, made.authority), certificate),
         (Tls(made.authority, certificate, made.server[-1]), certificate),
     ):
-        refused(ArgumentError, lambda tls=tls: connect("a:1", tls=tls), "unusable", str(file))  # type: ignore[misc]
+        refused(ArgumentError, lambda tls=tls: connect("a:1", tls=tls), "unusable", str(file))
     connect("a:1", tls=Tls(str(made.authority), str(certificate), str(key)))
     refused(ArgumentError, lambda: connect("a:1", tls=Tls(server_name="\udcff")), "server_name")
 
@@ -283,7 +287,8 @@ def test_files_that_are_no_certificates_are_named(
 def test_certificates_and_tokens(
     connect: Callable[..., Any], directories: dict[str, Path], tmp_path: Path
 ) -> None:
-    made, others = Certificates.make(tmp_path / "a"), Certificates.make(tmp_path / "b")
+    made = Certificates.make(tmp_path / "a")
+    others = Certificates.make(tmp_path / "b")
     (tmp_path / "tokens").write_text("secret\n")
     options = [
         *made.server,

@@ -26,13 +26,13 @@ def saying(data: bytes | None) -> Iterator[str]:
     None: it hangs up at once.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
-        kept: list[socket.socket] = []
+        sockets: list[socket.socket] = []
 
         def serve() -> None:
             with contextlib.suppress(OSError):
                 while True:
                     peer, _ = server.accept()
-                    kept.append(peer)
+                    sockets.append(peer)
                     peer.sendall(data or b"")
                     if data is None:
                         peer.close()
@@ -42,7 +42,7 @@ def saying(data: bytes | None) -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
     thread.join(PATIENCE)
-    for peer in kept:
+    for peer in sockets:
         peer.close()
 
 

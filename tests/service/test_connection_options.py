@@ -88,14 +88,14 @@ def test_generate_names_a_wrong_token_file_before_it_loads_a_model(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("given", "tls"),
+    ("value", "tls"),
     [((False, None, None, None, None), None), ((True, None, None, None, None), Tls())],
 )
 def test_tls_is_as_it_was_asked_for(
-    given: Any, tls: Tls | None, monkeypatch: pytest.MonkeyPatch
+    value: Any, tls: Tls | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("REST_STORE_TOKEN", raising=False)
-    assert Access(None, *given).arguments() == {"token": None, "tls": tls}
+    assert Access(None, *value).arguments() == {"token": None, "tls": tls}
 
 
 @pytest.mark.parametrize(

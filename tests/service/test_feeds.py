@@ -25,7 +25,8 @@ def test_a_slow_follower_does_not_wait_for_what_others_have_read(
     new_live(tmp_path / "chat").close()
 
     async def follow_twice() -> None:
-        catalog, executor = Catalog([], [("chat", tmp_path / "chat")]), Executor()
+        catalog = Catalog([], [("chat", tmp_path / "chat")])
+        executor = Executor()
         served = Feeds(catalog, executor)
         live = catalog.one("chat", live=True).store
         slow, other = (served.follow(b"", ALL_ALLOWED) for _ in range(2))

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rest_store.service.channel import target_groups
-from rest_store.service.server.command import serve
+from rest_store.service.server.serve_command import serve
 from tests.shared.pages import ROOT
 
 MANIFESTS = ROOT / "deploy/kubernetes"
@@ -75,7 +75,8 @@ def test_kubernetes_knows_every_field(kinds: dict[str, Any], version: str) -> No
 
 
 def test_each_partition_has_its_replicas(kinds: dict[str, Any], container: dict[str, Any]) -> None:
-    number, partitions = kinds["StatefulSet"]["spec"]["replicas"], partitions_in(container)
+    number = kinds["StatefulSet"]["spec"]["replicas"]
+    partitions = partitions_in(container)
     served = [str(options_of(container, ordinal)["partition"]) for ordinal in range(number)]
     assert served == [f"{ordinal % partitions + 1}/{partitions}" for ordinal in range(number)]
     assert number == 2 * partitions
@@ -84,9 +85,11 @@ def test_each_partition_has_its_replicas(kinds: dict[str, Any], container: dict[
 def test_clients_find_every_pod_in_its_partition(
     kinds: dict[str, Any], container: dict[str, Any]
 ) -> None:
-    name, service = kinds["StatefulSet"]["metadata"]["name"], kinds["Service"]["metadata"]["name"]
+    name = kinds["StatefulSet"]["metadata"]["name"]
+    service = kinds["Service"]["metadata"]["name"]
     (port,) = (one["port"] for one in kinds["Service"]["spec"]["ports"] if one["name"] == "grpc")
-    number, partitions = kinds["StatefulSet"]["spec"]["replicas"], partitions_in(container)
+    number = kinds["StatefulSet"]["spec"]["replicas"]
+    partitions = partitions_in(container)
     assert target_groups(kinds["ConfigMap"]["data"]["target"]) == [
         [f"{name}-{ordinal}.{service}:{port}" for ordinal in range(partition, number, partitions)]
         for partition in range(partitions)

@@ -16,7 +16,7 @@ import pytest
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.session import DraftSession
-from rest_store.errors import MessageSizeError, StorageError, WriterError
+from rest_store.errors import MessageSizeError, ProtocolError, StorageError, WriterError
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
@@ -139,6 +139,17 @@ def test_a_retry_adds_nothing_twice(kind: Any, service: Service) -> None:
             assert client.count(text) == 0
 
 
+def test_answers_of_a_faulty_service_are_refused(service: Service) -> None:
+    changed = {
+        "Add": pb.AddResponse(added=["other"]).SerializeToString(),
+        "Delete": pb.DeleteResponse(deleted=2).SerializeToString(),
+    }
+    relay = Relay(service.target, lambda name, data: changed.get(name, data))
+    with relay, DatastoreClient(relay.target, datastore="chat", timeout=PATIENCE) as client:
+        refused(ProtocolError, lambda: client.add([[1, 2]]), "documents that were not sent")
+        refused(ProtocolError, lambda: client.delete(["x"]), "is 2, expected at most 1")
+
+
 def test_a_kill_loses_nothing_that_was_acknowledged(directory: Path, tmp_path: Path) -> None:
     texts = [phrase() for _ in range(20)]
     with (
@@ -210,22 +221,25 @@ def test_a_new_one_has_the_tokenizer_that_is_named(tmp_path: Path) -> None:
 def test_figures(service: Service, client: DatastoreClient) -> None:
     client.add([phrase()])
     (served,) = client.info().datastores
-    found = metrics_of(service)
-    assert found["rest_store_datastore_tokens", "chat"] == served.token_count
-    assert found["rest_store_datastore_documents", "chat"] == served.document_count
-    assert found["rest_store_datastore_failing", "chat"] == 0
-    assert ("rest_store_datastore_failing", "a") not in found
+    actual = metrics_of(service)
+    assert actual["rest_store_datastore_tokens", "chat"] == served.token_count
+    assert actual["rest_store_datastore_documents", "chat"] == served.document_count
+    assert actual["rest_store_datastore_shards", "chat"] == served.shard_count
+    assert actual["rest_store_datastore_size_bytes", "chat"] == served.size
+    assert actual["rest_store_datastore_size_bytes", "a"] > 0
+    assert actual["rest_store_datastore_failing", "chat"] == 0
+    assert ("rest_store_datastore_failing", "a") not in actual
 
 
 def test_a_full_disk_is_a_named_error_and_asking_goes_on(directory: Path, tmp_path: Path) -> None:
-    kept, lost = phrase(), phrase() * 2000
+    remaining, lost = phrase(), phrase() * 2000
     with (
         running(
             f"a={directory}", options=["--live", f"chat={tmp_path / 'chat'}", METRICS]
         ) as service,
         DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
     ):
-        client.add([kept])
+        client.add([remaining])
         largest = max(file.stat().st_size for file in (tmp_path / "chat").iterdir())
         unlimited = resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (largest, unlimited[1]))
@@ -233,8 +247,8 @@ def test_a_full_disk_is_a_named_error_and_asking_goes_on(directory: Path, tmp_pa
             StorageError, lambda: client.add([lost], ["x"]), "datastore 'chat'", "cannot be written"
         )
         assert str(tmp_path) not in message
-        failed(StorageError, lambda: client.add([lost, kept], ["x", "y"]))
-        assert client.count(kept) == 1
+        failed(StorageError, lambda: client.add([lost, remaining], ["x", "y"]))
+        assert client.count(remaining) == 1
         assert client.count(lost[:8]) == 0
         resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, unlimited)
         client.add([lost], ["x"])
@@ -277,14 +291,14 @@ BAD_DIRECTORIES = {
 }
 
 
-@pytest.mark.parametrize(("place", "found"), BAD_DIRECTORIES.values(), ids=BAD_DIRECTORIES)
+@pytest.mark.parametrize(("place", "actual"), BAD_DIRECTORIES.values(), ids=BAD_DIRECTORIES)
 def test_what_cannot_be_opened_ends_the_start_with_one_line(
-    place: Any, found: str, directory: Path, tmp_path: Path
+    place: Any, actual: str, directory: Path, tmp_path: Path
 ) -> None:
     with (
         LiveDatastore.open(tmp_path / "taken", tokenizer=identity(VOCABULARY)),
         pytest.raises(
-            RuntimeError, match=rf"status 1:\n.+ INFO opening .+ \(live\)\nError: .*{found}.*\n$"
+            RuntimeError, match=rf"status 1:\n.+ INFO opening .+ \(live\)\nError: .*{actual}.*\n$"
         ),
         running(options=["--live", str(place(tmp_path, directory))]),
     ):
@@ -292,10 +306,10 @@ def test_what_cannot_be_opened_ends_the_start_with_one_line(
 
 
 def test_bad_options(tmp_path: Path) -> None:
-    for arguments, found in (
+    for arguments, actual in (
         ([], "Missing argument"),
         (["--live", str(tmp_path / "x"), "--live-tokenizer", str(tmp_path / "none")], "tokenizer"),
     ):
-        with pytest.raises(RuntimeError, match=found), running(options=arguments):
+        with pytest.raises(RuntimeError, match=actual), running(options=arguments):
             pass
     assert not (tmp_path / "x").exists()

@@ -124,16 +124,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("request_", "reason", "found"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("request_", "reason", "actual"), REFUSED.values(), ids=REFUSED)
 def test_each_bad_request_has_its_status(
-    request_: Any, reason: str, found: str, service: Service
+    request_: Any, reason: str, actual: str, service: Service
 ) -> None:
     with service.stub() as stub:
         method = stub.Add if isinstance(request_, pb.AddRequest) else stub.Delete
         with pytest.raises(grpc.RpcError) as caught:
             method(request_, timeout=PATIENCE)
         assert reason_of(caught.value) == reason
-        assert found in caught.value.details()
+        assert actual in caught.value.details()
         [_, chat] = stub.Describe(pb.DescribeRequest()).datastores
         assert (chat.token_count, chat.document_count) == (3, 1)
 
@@ -178,21 +178,21 @@ BAD_IDS: dict[str, tuple[Any, str]] = {
 @KINDS
 def test_what_clients_refuse(kind: Any, service: Service) -> None:
     with connected(kind, service.target) as client:
-        for documents, error, found in BAD_DOCUMENTS.values():
-            refused(error, lambda documents=documents: client.add(documents), found)
-        for ids, found in BAD_IDS.values():
-            refused(DocumentError, lambda ids=ids: client.add([[1]], ids), found)
+        for documents, error, actual in BAD_DOCUMENTS.values():
+            refused(error, lambda documents=documents: client.add(documents), actual)
+        for ids, actual in BAD_IDS.values():
+            refused(DocumentError, lambda ids=ids: client.add([[1]], ids), actual)
             if len(ids) != 2 and ids != []:
-                refused(DocumentError, lambda ids=ids: client.delete(ids), found)
-        for name, error, found in (
+                refused(DocumentError, lambda ids=ids: client.delete(ids), actual)
+        for name, error, actual in (
             ("a", DatastoreFormatError, "datastore 'a' is frozen"),
             ("no", UnknownDatastoreError, "name of a datastore is 'no'"),
             ("", UnknownDatastoreError, "datastore to write to is ''"),
             (5, UnknownDatastoreError, "datastore to write to is 5"),
             ("\ud800", UnknownDatastoreError, r"datastore to write to is '\ud800'"),
         ):
-            refused(error, lambda name=name: client.add([[1]], datastore=name), found)
-            refused(error, lambda name=name: client.delete(["x"], datastore=name), found)
+            refused(error, lambda name=name: client.add([[1]], datastore=name), actual)
+            refused(error, lambda name=name: client.delete(["x"], datastore=name), actual)
         assert [one.document_count for one in client.info().datastores] == [1, 1]
 
 
@@ -200,6 +200,19 @@ def test_a_client_of_frozen_datastores_has_to_name_a_live_one(service: Service) 
     with DatastoreClient(service.target, datastore="a", timeout=PATIENCE) as client:
         refused("live", lambda: client.add([[1]]), "datastore 'a' is frozen, expected a live one")
         assert client.delete(client.add([[1]], datastore="chat"), datastore="chat") == 1
+
+
+def test_of_several_live_datastores_one_is_named_to_write_to(tmp_path: Path) -> None:
+    options = [part for name in "ab" for part in ("--live", f"{name}={tmp_path / name}")]
+    for name in "ab":
+        LiveDatastore.open(tmp_path / name, tokenizer=identity(300)).close()
+    with (
+        running(options=options) as service,
+        DatastoreClient(service.target, timeout=PATIENCE) as client,
+    ):
+        expected = "not named, and 2 are live, expected the name of a live one"
+        refused(UnknownDatastoreError, lambda: client.add([[1]]), expected)
+        assert len(client.add([[1]], datastore="b")) == 1
 
 
 def removal(*ids: str) -> pb.DeleteRequest:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -129,7 +130,8 @@ def test_any_steps_give_the_trees_in_process(
         ) as there,
     ):
         for token in data.draw(st.lists(st.integers(0, 9), max_size=6)):
-            nodes, cost = data.draw(budgets), data.draw(costs)
+            nodes = data.draw(budgets)
+            cost = data.draw(costs)
             expected = here.draft(nodes, cost or None)
             tree = there.step(DraftOptions(nodes, np.array(cost)))
             assert tree.tokens.tolist() == expected.tokens.tolist()
@@ -211,6 +213,19 @@ def test_a_token_that_the_datastore_does_not_know_is_refused_by_name(steady: Ser
         stepper.accept(5000)
         with pytest.raises(ServiceError, match=r"service refused the session .*5000"):
             stepper.step()
+
+
+def test_pauses_grow_up_to_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other endpoint is tried at once."""
+    monkeypatch.setattr(member_module, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    with DatastoreClient(["127.0.0.1:1", "127.0.0.1:2"]) as client:
+        stepper = Stepper(client)
+        pauses = []
+        for _ in range(13):
+            stepper.member._fail(ServiceUnavailableError("gone"))
+            pauses.append(round(stepper.member._paused_until - 1000.0, 1))
+        failed(ServiceUnavailableError, lambda: stepper.member.send(STEP), "gone")
+    assert pauses == [0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 30]
 
 
 def test_a_service_that_takes_no_more_sessions_is_left_alone_for_a_while(numbers: Path) -> None:

@@ -100,13 +100,15 @@ def test_answers_are_those_of_the_whole(
 
 def steps_of(sources: list[object], text: list[int]) -> int:
     """Return the number of steps of a session over the second half of a text."""
-    place, steps = len(text) // 2, 0
+    place = len(text) // 2
+    steps = 0
     with DraftSession([*sources, PromptLookup(), RecycledLogits()], text[:place]) as session:
         while place < len(text):
             new = text[place : place + len(session.draft(16).longest_path(text[place:])) + 1]
             session.accept(new)
-            place, steps = place + len(new), steps + 1
-        assert session.statistics.dropped == {}
+            place = place + len(new)
+            steps = steps + 1
+        assert session.statistics.omissions == {}
     return steps
 
 
@@ -114,7 +116,8 @@ def test_sessions_accept_nearly_what_they_do_with_the_whole(
     groups: list[list[str]], whole: Datastore
 ) -> None:
     others = zipf_corpus(9, 8_000, 40, 300, 1).documents
-    chance, steps = random.Random(3), {"whole": 0, "partitions": 0}
+    chance = random.Random(3)
+    steps = {"whole": 0, "partitions": 0}
     with DatastoreClient(groups, timeout=PATIENCE) as client:
         for _ in range(20):
             text = [token for document in chance.choices(others, k=3) for token in document][:150]
@@ -204,7 +207,7 @@ def test_partitions_that_are_not_one_datastore(
         refused("partitions", lambda: client.count([1]))
         with DraftSession([client, PromptLookup()], [1, 2, 1]) as session:
             assert len(session.draft(8)) > 0
-            assert [*session.statistics.dropped] == [(str(client), "error")]
+            assert [*session.statistics.omissions] == [(str(client), "error")]
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,6 @@ def test_the_generated_code_is_that_of_the_definition(tmp_path: Path) -> None:
     ]
     subprocess.run(command, check=True)
     for name in GENERATED:
-        made, committed = (
-            (tmp_path / "rest_store/v1" / name).read_text(),
-            (ROOT / "rest_store/v1" / name).read_text(),
-        )
+        made = (tmp_path / "rest_store/v1" / name).read_text()
+        committed = (ROOT / "rest_store/v1" / name).read_text()
         assert made == committed, f"rest_store/v1/{name} is behind its definition: run `make proto`"

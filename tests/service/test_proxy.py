@@ -28,7 +28,7 @@ class Proxy:
     """A proxy that refuses everything; `asked` are the first lines of its requests."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://someone:secret@127.0.0.1:{self._socket.getsockname()[1]}"
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -41,7 +41,7 @@ class Proxy:
             except OSError:  # closed
                 return
             with connection:
-                self.asked.append(connection.recv(4096).decode().splitlines()[0])
+                self.requests.append(connection.recv(4096).decode().splitlines()[0])
                 connection.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ def test_services_of_this_machine_are_reached_without_it(
     for target in (*service.targets, f"localhost:{port}"):
         with DatastoreClient(target, timeout=PATIENCE) as client:
             assert client.count([5, 6]) == 20
-    assert proxy.asked == []
+    assert proxy.requests == []
 
 
 def test_other_hosts_are_reached_through_it_and_messages_name_it(
@@ -87,7 +87,7 @@ def test_other_hosts_are_reached_through_it_and_messages_name_it(
     where = proxy.url.rpartition("@")[2]
     assert said.startswith(f"service.invalid:50051, through the proxy {where} (http_proxy): ")
     assert "secret" not in said
-    assert set(proxy.asked) == {"CONNECT service.invalid:50051 HTTP/1.1"}
+    assert set(proxy.requests) == {"CONNECT service.invalid:50051 HTTP/1.1"}
 
 
 def test_a_proxy_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

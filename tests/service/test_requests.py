@@ -37,8 +37,8 @@ def answer(
     """Answer a request; return the most bytes that this took, too."""
     data = request.SerializeToString()
     assert len(data) <= LIMITS.max_request_bytes
-    asked = Queries(catalog, LIMITS, Metrics(METHODS, "1"), Executor(), "1")
-    handle: Callable[..., Any] = {"Draft": asked.draft, "Count": asked.count}[method]
+    handler = Queries(catalog, LIMITS, Metrics(METHODS, "1"), Executor(), "1")
+    handle: Callable[..., Any] = {"Draft": handler.draft, "Count": handler.count}[method]
     tracemalloc.start()
     try:
         return bytes(asyncio.run(handle(data, ALL_ALLOWED))), tracemalloc.get_traced_memory()[1]

@@ -104,9 +104,15 @@ def test_a_token_reads_writes_and_follows_its_namespaces_alone(service: Service)
         ):
             refused(PermissionDeniedError, call, "namespace is ")
         refused(PermissionDeniedError, lambda: two.delete(["id"]), "one that only reads")
-        found = {token: followed(token) for token in ("one", "two", "reader")}
-        assert [spaces for _, spaces in found.values()] == [{"one"}, {"two"}, {"", "one", "two"}]
-        assert len({id for id, _ in found.values()}) == 3, "a token of other namespaces begins anew"
+        changes = {token: followed(token) for token in ("one", "two", "reader")}
+        assert [spaces for _, spaces in changes.values()] == [
+            {"one"},
+            {"two"},
+            {"", "one", "two"},
+        ]
+        assert len({id for id, _ in changes.values()}) == 3, (
+            "a token of other namespaces begins anew"
+        )
         assert one.delete(ids) == 1
         assert every.delete(others, namespace="two") == 1
     refused(DocumentError, lambda: client(service, "writer", "x" * 257), "a namespace")

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import socket
+import struct
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 
-from rest_store.service.server import admission
+from rest_store.service.address import Address
+from rest_store.service.server import admission, http_server, serve_command
+from rest_store.service.server.http_server import HttpServer
 from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
@@ -194,13 +199,77 @@ def test_workers_share_an_address_and_end_together(directory: Path) -> None:
 
 def test_workers_are_for_frozen_datastores_and_ports(directory: Path, tmp_path: Path) -> None:
     absent = str(tmp_path / "absent")
-    for arguments, status, found in (
+    for arguments, status, actual in (
         ([str(directory), "--live", str(tmp_path / "chat")], 2, "needs frozen datastores"),
         ([str(directory), "--listen", f"unix:{tmp_path}/socket"], 2, "and HOST:PORT to listen on"),
         ([absent], 1, "absent"),
     ):
         with (
-            pytest.raises(RuntimeError, match=f"(?s)status {status}.*{found}"),
+            pytest.raises(RuntimeError, match=f"(?s)status {status}.*{actual}"),
             running(options=["--workers", "2", *arguments]),
         ):
             pass
+
+
+def call_of(path: bytes) -> bytes:
+    """The bytes of a connection that calls `path`, without tables of fields (RFC 7541, 6.2.2)."""
+    fields = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"x"}
+    fields |= {b"te": b"trailers", b"content-type": b"application/grpc"}
+    block = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+        for name, value in fields.items()
+    )
+    return PREFACE + struct.pack(">I", len(block))[1:] + struct.pack(">BBI", 1, 4, 1) + block
+
+
+def test_a_method_whose_name_is_not_utf8_stops_nothing(directory: Path) -> None:
+    """From 1.84 on it stops the asyncio server of gRPC, and pyproject.toml names an older one."""
+    with (
+        running(directory) as service,
+        service.stub() as stub,
+        contextlib.ExitStack() as stack,
+    ):
+        talk = SessionTalk(stub)
+        talk.ask(OPENING)
+        for connection in connected(stack, service.target, 3):
+            connection.sendall(call_of(b"/\xff\xfe/x"))
+            connection.recv(4096)
+            talk.ask(step(3))
+            assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 1
+        talk.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"])
+def test_a_silent_client_of_the_metrics_is_ended(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    assert http_server._Handler.timeout == 10
+    monkeypatch.setattr(http_server._Handler, "timeout", 0.1)
+    server = HttpServer(Address.parse("127.0.0.1:0"), CollectorRegistry(), lambda: True)
+    try:
+        host, port = server.url.split("/")[2].split(":")
+        with socket.create_connection((host, int(port)), PATIENCE) as silent:
+            silent.sendall(sent)
+            assert silent.recv(1) == b""
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [
+        (1024, 4096, 4096),
+        (1024, 1 << 20, 1 << 16),
+        (1024, resource.RLIM_INFINITY, 1 << 16),
+        (1 << 17, 1 << 20, 1 << 17),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+    ],
+)
+def test_connections_do_not_use_up_the_files_that_a_service_may_open(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, expected: int | None
+) -> None:
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: made.append(limits))
+    serve_command._allow_files()
+    assert made == ([] if expected is None else [(expected, hard)])

@@ -26,6 +26,7 @@ from rest_store.service.server.queries import Queries
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.live import until
+from tests.shared.pages import ROOT
 from tests.shared.served import serving_here
 from tests.shared.services import (
     PATIENCE,
@@ -105,27 +106,27 @@ def test_metrics_count_what_happened(service: Service) -> None:
         talk = SessionTalk(stub)
         talk.ask(OPENING)
         talk.ask(step(3, 4))
-        found = metrics_of(service)
-        assert found["rest_store_streams",] == 1
+        actual = metrics_of(service)
+        assert actual["rest_store_streams",] == 1
         talk.close()
-    assert found["rest_store_requests_total", "OK", "Draft"] == 3
-    assert found["rest_store_requests_total", "INVALID_ARGUMENT", "Draft"] == 1
-    assert found["rest_store_requests_total", "OK", "DraftSession"] == 2
-    assert found["rest_store_request_seconds_bucket", "+Inf", "Draft"] == 3
-    assert found["rest_store_trees_total", "Draft"] == 3
-    assert found["rest_store_trees_total", "DraftSession"] == 2
-    assert found["rest_store_nodes_total", "Draft"] == sum(
+    assert actual["rest_store_requests_total", "OK", "Draft"] == 3
+    assert actual["rest_store_requests_total", "INVALID_ARGUMENT", "Draft"] == 1
+    assert actual["rest_store_requests_total", "OK", "DraftSession"] == 2
+    assert actual["rest_store_request_seconds_bucket", "+Inf", "Draft"] == 3
+    assert actual["rest_store_trees_total", "Draft"] == 3
+    assert actual["rest_store_trees_total", "DraftSession"] == 2
+    assert actual["rest_store_nodes_total", "Draft"] == sum(
         len(answer.trees[0].nodes) // 20 for answer in answers
     )
     assert (
-        found["rest_store_session_steps_total",],
-        found["rest_store_session_tokens_total",],
+        actual["rest_store_session_steps_total",],
+        actual["rest_store_session_tokens_total",],
     ) == (1, 2)
-    assert found["rest_store_in_flight",] == 0
-    assert found["rest_store_datastore_tokens", "served"] == 8
-    assert found["rest_store_datastore_readable", "served"] == 1
-    assert found["rest_store_build_info", rest_store.__version__] == 1
-    assert "process_resident_memory_bytes" in {name for name, *_ in found}
+    assert actual["rest_store_in_flight",] == 0
+    assert actual["rest_store_datastore_tokens", "served"] == 8
+    assert actual["rest_store_datastore_readable", "served"] == 1
+    assert actual["rest_store_build_info", rest_store.__version__] == 1
+    assert "process_resident_memory_bytes" in {name for name, *_ in actual}
 
 
 def test_a_rebuilt_datastore_is_taken_without_one_failed_request(
@@ -210,6 +211,30 @@ def test_a_reload_that_is_asked_for_during_another_reads_what_is_newer(
         until(lambda: stub.Draft(ASKED, timeout=PATIENCE).trees[0].nodes == expected)
     assert service.stop() == 0
     assert not any("Traceback" in line for line in service.log)
+
+
+def test_the_systemd_unit_starts_and_reloads_a_service(directory: Path, tmp_path: Path) -> None:
+    text = (ROOT / "deploy" / "rest-store.service").read_text(encoding="utf-8")
+    lines = text.replace("\\\n", "").splitlines()
+    settings = dict(
+        line.split("=", 1) for line in lines if "=" in line and not line.startswith("#")
+    )
+    here = {
+        "/var/lib/rest-store/code.ds": str(directory),
+        "unix:/run/rest-store/rest-store.sock": f"unix:{tmp_path}/socket",
+        "127.0.0.1:50051": "127.0.0.1:0",
+        "127.0.0.1:9464": "127.0.0.1:0",
+    }
+    program, *arguments = (here.get(word, word) for word in settings["ExecStart"].split())
+    assert program == "/opt/rest-store/bin/rest-store"
+    assert settings["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    service = Service(arguments[1:], {"REST_STORE_TOKEN": "secret"})
+    try:
+        assert len(service.targets) == 2
+        assert service.metrics is not None
+        assert any("reloaded served" in line for line in reload(service))
+    finally:
+        assert service.stop() == 0
 
 
 def test_sigterm_ends_streams_between_two_steps_and_refuses_what_comes(service: Service) -> None:

@@ -211,6 +211,11 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     refused(ArgumentError, lambda: parse_target(text), ascii(text))
 
 
+def test_a_path_too_long_for_a_socket_is_refused() -> None:
+    refused(ServeError, lambda: Address.parse("unix:/" + "x" * 107), "108 bytes long")
+    assert Address.parse("unix:/" + "x" * 106).path is not None
+
+
 BAD_TOKENS = {
     "newline": "secret\n",
     "blank before": " secret",
@@ -254,9 +259,9 @@ BAD_TOKEN_FILES = {
 }
 
 
-@pytest.mark.parametrize(("content", "found"), BAD_TOKEN_FILES.values(), ids=BAD_TOKEN_FILES)
-def test_a_bad_token_file_is_refused(tmp_path: Path, content: bytes | None, found: str) -> None:
+@pytest.mark.parametrize(("content", "actual"), BAD_TOKEN_FILES.values(), ids=BAD_TOKEN_FILES)
+def test_a_bad_token_file_is_refused(tmp_path: Path, content: bytes | None, actual: str) -> None:
     file = tmp_path / "tokens"
     if content is not None:
         file.write_bytes(content)
-    refused(ServeError, lambda: BearerTokens(file), f"{file}: {found}")
+    refused(ServeError, lambda: BearerTokens(file), f"{file}: {actual}")

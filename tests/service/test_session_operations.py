@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -212,3 +213,19 @@ def test_idle_sessions_let_go_of_what_live_datastores_have_replaced(tmp_path: Pa
             )
         )
         talk.close()
+
+
+def test_a_drained_service_answers_the_step_it_is_in(pages: Path) -> None:
+    """A step that was on its way is answered first, or not at all."""
+    with running(f"a={pages}") as service, service.stub() as stub:
+        talk = SessionTalk(stub)
+        talk.ask(opening(1, 2))
+        service.pause()
+        talk.tell(step(3))
+        service.signal(signal.SIGTERM)
+        service.resume()
+        answers: list[pb.DraftSessionResponse] = []
+        assert reason_in(lambda: answers.extend(talk.call)) == "DRAINING"
+        assert len(answers) <= 1
+        talk.leave()
+        assert service.process.wait(PATIENCE) == 0

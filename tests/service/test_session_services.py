@@ -42,7 +42,7 @@ def trees_of(*sources: object) -> list[list[int]]:
             tree = session.draft(8)
             trees.append(tree.tokens.tolist())
             session.accept([token], [[token, 7]], node_top_k=[[5, 6]] * (1 + len(tree)))
-        assert session.statistics.dropped == {}
+        assert session.statistics.omissions == {}
     return trees
 
 
@@ -62,7 +62,7 @@ def test_a_tree_with_impossible_scores_is_left_out(service: Service, score: floa
     ):
         tree = session.draft(8)
         assert tree.tokens[:2].tolist() == [3, 50], "of prompt lookup, which goes on"
-        assert list(session.statistics.dropped.values()) == [1]
+        assert list(session.statistics.omissions.values()) == [1]
 
 
 def test_sessions_of_a_batch_have_a_stream_each(service: Service, numbers: Path) -> None:
@@ -74,13 +74,14 @@ def test_sessions_of_a_batch_have_a_stream_each(service: Service, numbers: Path)
             for source in (client, store)
         )
         for token in TOKENS:
-            found, expected = draft_all(sessions, 8), draft_all(here, 8)
-            assert [tree.tokens.tolist() for tree in found] == [
+            actual = draft_all(sessions, 8)
+            expected = draft_all(here, 8)
+            assert [tree.tokens.tolist() for tree in actual] == [
                 tree.tokens.tolist() for tree in expected
             ]
             for batch in (sessions, here):
                 accept_all(batch, [[token]] * 5)
-        assert all(session.statistics.dropped == {} for session in sessions)
+        assert all(session.statistics.omissions == {} for session in sessions)
 
 
 def test_one_late_answer_costs_that_step_and_no_session(service: Service) -> None:
@@ -171,7 +172,8 @@ def test_a_long_text_keeps_no_step_of_others_waiting(numbers: Path) -> None:
                 assert len(session.draft(8)) > 0
             opened.append(time.perf_counter() - began)
 
-        opening, seconds = threading.Thread(target=open_long), []
+        opening = threading.Thread(target=open_long)
+        seconds = []
         opening.start()
         while opening.is_alive():
             accept_all(sessions, [[3]] * 8)
@@ -180,7 +182,7 @@ def test_a_long_text_keeps_no_step_of_others_waiting(numbers: Path) -> None:
             seconds.append(time.perf_counter() - began)
         assert max(seconds) < opened[0]
         assert len(seconds) > 2
-        assert not any(session.statistics.dropped for session in sessions)
+        assert not any(session.statistics.omissions for session in sessions)
 
 
 def test_sessions_for_asyncio(service: Service, numbers: Path) -> None:
@@ -195,7 +197,7 @@ def test_sessions_for_asyncio(service: Service, numbers: Path) -> None:
                     await session.accept(
                         [token], [[token, 7]], node_top_k=[[5, 6]] * (1 + len(tree))
                     )
-                assert session.session.statistics.dropped == {}
+                assert session.session.statistics.omissions == {}
             return trees
 
     assert asyncio.run(drafted()) == trees_of(Datastore.open(numbers))
@@ -218,7 +220,7 @@ def test_after_a_cancelled_step_the_next_call_waits_for_its_end(service: Service
             go_on.set()
             await accepting
             assert len(await session.draft(8)) > 0
-            assert session.session.statistics.dropped == {}
+            assert session.session.statistics.omissions == {}
 
     with Relay(service.target, held) as relay:
         asyncio.run(converse(relay.target))

@@ -57,9 +57,9 @@ def padded(message: Request, size: int) -> Request:
     data = message.SerializeToString()
     length = size - len(data) - 5  # of its content, after two bytes of its number and three of this
     number = bytes([length & 127 | 128, length >> 7 & 127 | 128, length >> 14])
-    found = Request.FromString(data + b"\x92\x06" + number + bytes(length))
-    assert found.ByteSize() == size
-    return found
+    result = Request.FromString(data + b"\x92\x06" + number + bytes(length))
+    assert result.ByteSize() == size
+    return result
 
 
 def opened(*tokens: int, **fields: Any) -> Request:

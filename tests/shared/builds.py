@@ -10,8 +10,8 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
+from build_index.build_command import build as build_command
 from build_index.builder import BuildOptions, BuildSummary, build
-from build_index.cli import build as build_command
 from build_index.corpus_spec import CorpusSpec
 from rest_store.datastore.header import separator_id
 from rest_store.datastore.manifest import Manifest
@@ -74,7 +74,7 @@ def command(*arguments: object, before: str = "") -> list[str]:
     return [
         sys.executable,
         "-c",
-        f"{before}\nfrom build_index.cli import build; build()",
+        f"{before}\nfrom build_index.build_command import build; build()",
         *map(str, arguments),
     ]
 

@@ -39,7 +39,8 @@ class Waiting:
             if asyncio.iscoroutine(result):
                 return self.loop.run_until_complete(result)
             waiting = Waiting.__new__(Waiting)
-            waiting.loop, waiting.inner = self.loop, result
+            waiting.loop = self.loop
+            waiting.inner = result
             return waiting
 
         return call

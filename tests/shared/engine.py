@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.engine_metrics import EngineMetrics
+from rest_store.engines.engine_settings import EngineSettings
+from rest_store.engines.engine_sources import EngineSources
 from rest_store.engines.request import NO_TREE, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.settings import EngineSettings
-from rest_store.engines.sources import EngineSources
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 Model = Callable[[list[int]], int]  # the next token after a text
@@ -63,11 +63,9 @@ def written_datastore(directory: Path, model: Model) -> str:
 
 def drafter_with(clock: Clock | None = None, **settings: Any) -> RequestDrafter:
     """Return what drafts with these settings of an engine."""
-    read, tokenizer, log = (
-        EngineSettings.read(settings, "settings"),
-        identity(VOCABULARY),
-        logging.getLogger("test"),
-    )
+    read = EngineSettings.read(settings, "settings")
+    tokenizer = identity(VOCABULARY)
+    log = logging.getLogger("test")
     sources = EngineSources(
         read, tokenizer, name="m", vocabulary_size=VOCABULARY, where="settings", log=log
     )
@@ -81,13 +79,11 @@ class Written:
     def __init__(
         self, drafter: RequestDrafter, model: Model, id: str, prompt: list[int], **begun: Any
     ) -> None:
-        self.drafter, self.model, self.id, self.prompt, self.text = (
-            drafter,
-            model,
-            id,
-            prompt,
-            list(prompt),
-        )
+        self.drafter = drafter
+        self.model = model
+        self.id = id
+        self.prompt = prompt
+        self.text = list(prompt)
         self.accepted = 0
         self.tree = NO_TREE
         drafter.begin(NewRequest(id, prompt, len(prompt), **begun))
@@ -136,7 +132,10 @@ class ScriptedHead:
     draft_token_confidence_probs: Any = None
 
     def __init__(self, model: Any, often: float, states: Any, most: int) -> None:
-        self.model, self.often, self.states, self.most = model, often, states, most
+        self.model = model
+        self.often = often
+        self.states = states
+        self.most = most
         self._chance = random.Random(0)
         # Of each step: tokens that each row has written, and tokens that were rejected.
         self._observed: list[tuple[list[int], list[int]]] = []
@@ -282,7 +281,8 @@ class Scheduler:
     """vLLM's, of which the plug-in wraps one method."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self.vllm_config, self.running = vllm_config, list[Any]()
+        self.vllm_config = vllm_config
+        self.running = list[Any]()
 
     def schedule(self, throttle_prefills: bool = False) -> list[int]:
         return [len(request.spec_token_ids) for request in self.running]
@@ -365,7 +365,8 @@ class GroupCoordinator:
     """
 
     def __init__(self) -> None:
-        self.rank_in_group, self.world_size = 0, 1
+        self.rank_in_group = 0
+        self.world_size = 1
         self._sent: list[torch.Tensor] = []
 
     def broadcast(self, input_: torch.Tensor, src: int = 0) -> torch.Tensor:
@@ -411,7 +412,9 @@ class Vllm:
 
         class GPUModelRunner:
             def __init__(self, states: Any, speculator: Any) -> None:
-                self._states, self.speculator, self.model = states, speculator, TargetModel()
+                self._states = states
+                self.speculator = speculator
+                self.model = TargetModel()
 
             def add_requests(self, scheduler_output: Any) -> None:
                 for new in scheduler_output.scheduled_new_reqs:
@@ -543,15 +546,15 @@ class Engine:
         scheduled: int | None = None,
         admits: int | None = None,
     ) -> None:
-        self.scheduled, self.admits = most if scheduled is None else scheduled, admits
-        self.model, self.most, self.longest, self.chunk, self.ahead = (
-            model,
-            most,
-            longest,
-            chunk,
-            ahead,
-        )
-        self.rows, self.shows_logits = rows, shows_logits
+        self.scheduled = most if scheduled is None else scheduled
+        self.admits = admits
+        self.model = model
+        self.most = most
+        self.longest = longest
+        self.chunk = chunk
+        self.ahead = ahead
+        self.rows = rows
+        self.shows_logits = shows_logits
         self.states = RequestState(rows, longest, most)
         module = vllm.modules["vllm.v1.worker.gpu.model_runner"]
         self.speculator = module.init_speculator(
@@ -573,7 +576,8 @@ class Engine:
     def preempt(self, request: Request) -> None:
         """Take a request out of the batch; it is read again from the start later."""
         self.requests.remove(request)
-        request.read, request.drafted = 0, False
+        request.read = 0
+        request.drafted = False
         self._put_off.add(request.id)
         self.waiting.append(request)
 
@@ -584,20 +588,22 @@ class Engine:
     def step(self) -> None:
         """Begin and end requests, verify, sample, and ask for the next drafts."""
         room = self.rows - len(self.requests)
-        admitted, self.waiting = self.waiting[:room], self.waiting[room:]
+        admitted = self.waiting[:room]
+        self.waiting = self.waiting[room:]
         for request in admitted:
             self._count += 1
             request.id = request.id or f"request-{self._count}"
         self.requests += admitted
-        told = SchedulerOutput(
+        new_step = SchedulerOutput(
             finished_req_ids=self._finished,
             preempted_req_ids=self._put_off,
             scheduled_new_reqs=[self._new(request) for request in admitted],
             total_num_scheduled_tokens=len(self.requests),
         )
-        self._finished, self._put_off = set(), set()
-        self.runner.finish_requests(told)
-        self.runner.add_requests(told)
+        self._finished = set()
+        self._put_off = set()
+        self.runner.finish_requests(new_step)
+        self.runner.add_requests(new_step)
         if self.requests:
             self.steps += 1
             self._run()
@@ -612,7 +618,9 @@ class Engine:
 
     def _run(self) -> None:
         logits: list[list[int]] = []
-        sampled, counts, before = [], [], [len(request.text) for request in self.requests]
+        sampled = []
+        counts = []
+        before = [len(request.text) for request in self.requests]
         computed = np.array([request.read for request in self.requests])
         scheduled = np.zeros(len(self.requests), np.int64)
         for row, request in enumerate(self.requests):

@@ -31,7 +31,9 @@ class TextsMatcher:
     def __init__(
         self, texts: Sequence[bytes], written: bytes = b"", *, ended: bool = False
     ) -> None:
-        self.texts, self.written, self.ended = texts, written, ended
+        self.texts = texts
+        self.written = written
+        self.ended = ended
 
     def _may_follow(self, token: int) -> bool:
         if token == END:

@@ -48,7 +48,8 @@ class ScriptedSource:
         self.settings: MemberSettings | None = None
 
     def members(self, settings: MemberSettings, text: Text) -> Sequence[ScriptedSource]:
-        self.settings, self.text = settings, text
+        self.settings = settings
+        self.text = text
         return [self]
 
     def send(self, limits: DraftOptions) -> None:
@@ -115,7 +116,8 @@ class LocalMember:
         text: Text,
         logits: dict[bytes, RecycledLogits],
     ) -> None:
-        sources, self._bits = list(stores), [settings.origins.datastores] * len(stores)
+        sources = list(stores)
+        self._bits = [settings.origins.datastores] * len(stores)
         if settings.prompt_lookup:
             sources.append(PromptLookup())
             self._bits.append(settings.origins.prompt_lookup)

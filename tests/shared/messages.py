@@ -198,14 +198,15 @@ def twice(method: str, data: bytes) -> tuple[bytes, ...]:
     return (data, STEP) if opens else (OPENING, data)
 
 
-def outcomes(channel: grpc.Channel, asked: list[tuple[str, bytes]]) -> list[str]:
+def outcomes(channel: grpc.Channel, pairs: list[tuple[str, bytes]]) -> list[str]:
     """Send messages to methods, all at once, and return how each ended; a stream is sent two."""
-    calls = [begin(channel, method, *twice(method, data)) for method, data in asked]
-    found = []
-    for (method, data), call in zip(asked, calls, strict=True):
-        stream, where = method in STREAMS, f"{method} {data!r}"
+    calls = [begin(channel, method, *twice(method, data)) for method, data in pairs]
+    results = []
+    for (method, data), call in zip(pairs, calls, strict=True):
+        stream = method in STREAMS
+        where = f"{method} {data!r}"
         answers, code, reason = ending(call, stream=stream)
         if not stream:  # a session may be told something and asked nothing
             assert code != "OK" or len(answers) == 1, f"{where}: {len(answers)} answers"
-        found.append(outcome_of(code, reason, where))
-    return found
+        results.append(outcome_of(code, reason, where))
+    return results

@@ -63,7 +63,8 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         upstream.request(self.command, self.path, content or None, headers)
         answer = upstream.getresponse()
-        status, body = answer.status, answer.read()
+        status = answer.status
+        body = answer.read()
         headers = {
             name: answer.headers[name]
             for name in ("ETag", "Content-Type")

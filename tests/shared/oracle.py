@@ -26,29 +26,29 @@ class Oracle:
 
     def positions(self, tokens: Sequence[int]) -> Positions:
         """Where the sequence begins, in order."""
-        found = np.arange(self.size)
+        matches = np.arange(self.size)
         for place, token in enumerate(tokens):
-            found = found[self.symbols[found + place] == token]
-        return found
+            matches = matches[self.symbols[matches + place] == token]
+        return matches
 
-    def visible(self, found: Positions) -> int:
+    def visible(self, matches: Positions) -> int:
         """How many occurrences of a sequence, which begins or ends at `found`, are told of."""
-        return found.size
+        return matches.size
 
     def count(self, tokens: Sequence[int]) -> int:
         return self.visible(self.positions(tokens))
 
     def longest_suffix_match(self, context: Sequence[int], *, max_suffix: int = 16) -> SuffixMatch:
-        length, found = self._match(context[-max_suffix:])
-        return SuffixMatch(length, self.visible(found))
+        length, matches = self._match(context[-max_suffix:])
+        return SuffixMatch(length, self.visible(matches))
 
     def _match(self, suffix: Sequence[int]) -> tuple[int, Positions]:
         best = 0, np.zeros(0, np.int64)
         for length in range(1, len(suffix) + 1):
-            found = self.positions(suffix[-length:])
-            if not self.visible(found):
+            matches = self.positions(suffix[-length:])
+            if not self.visible(matches):
                 break
-            best = length, found
+            best = length, matches
         return best
 
     def draft(
@@ -60,9 +60,9 @@ class Oracle:
         max_depth: int = 10,
     ) -> TokenTree:
         """The heaviest continuations, by the rule of FORMAT.md, section 7."""
-        length, found = self._match(context[-max_suffix:])
+        length, matches = self._match(context[-max_suffix:])
         chosen: list[tuple[tuple[int, ...], int]] = []  # path and count
-        reached = self._children((), found + length)
+        reached = self._children((), matches + length)
         heapq.heapify(reached)
         while reached and len(chosen) < max_nodes:
             negative_count, depth, path, ends = heapq.heappop(reached)
@@ -74,7 +74,7 @@ class Oracle:
             [path[-1] for path, _ in chosen],
             [numbers.get(path[:-1], -1) for path, _ in chosen],
             [count for _, count in chosen],
-            match=SuffixMatch(length, self.visible(found)),
+            match=SuffixMatch(length, self.visible(matches)),
         )
 
     def _children(
@@ -116,9 +116,9 @@ class SharedOracle(Oracle):
         self._shared_after = shared_after
         self._reader = reader
 
-    def visible(self, found: Positions) -> int:
+    def visible(self, matches: Positions) -> int:
         # A token at `found`, or the one before where a sequence ends: of one document in any case.
-        groups = self._names[np.minimum(found, self._names.size - 1)]
+        groups = self._names[np.minimum(matches, self._names.size - 1)]
         if np.unique(groups).size >= self._shared_after:
-            return found.size
+            return matches.size
         return int(np.sum(groups == self._reader)) if self._reader else 0

@@ -41,10 +41,10 @@ class Block(NamedTuple):
 
 def blocks(page: str) -> list[Block]:
     """Return the code blocks of a page."""
-    found = re.findall(
+    matches = re.findall(
         r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', page, re.DOTALL | re.MULTILINE
     )
-    return [Block(*parts) for parts in found]
+    return [Block(*parts) for parts in matches]
 
 
 def python_blocks(page: str) -> list[str]:
@@ -65,8 +65,8 @@ def commands(page: str, program: str) -> list[list[str]]:
 
 def words_of(program: str) -> list[list[str]]:
     """Return the commands of `program` in all pages, each once."""
-    found = {tuple(words) for page in PAGES.values() for words in commands(page, program)}
-    return [list(words) for words in sorted(found)]
+    matches = {tuple(words) for page in PAGES.values() for words in commands(page, program)}
+    return [list(words) for words in sorted(matches)]
 
 
 def section(page: str, heading: str) -> str:

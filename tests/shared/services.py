@@ -57,7 +57,8 @@ class Service:
             target=self._read_log, args=(self.process.stderr,), daemon=True
         )
         self._reader.start()
-        self.targets, self.metrics = [], None
+        self.targets = []
+        self.metrics = None
         assert self.process.stdout is not None
         for line in self.process.stdout:  # ends when the process does
             word, _, rest = line.rstrip("\n").partition(" on ")
@@ -197,7 +198,8 @@ class Certificates:
 
         def issue(name: str, *hosts: str, not_after: datetime | None = None) -> tuple[Path, Path]:
             issued = authority.issue_cert(*hosts, not_after=not_after)
-            certificate, key = directory / f"{name}.pem", directory / f"{name}.key"
+            certificate = directory / f"{name}.pem"
+            key = directory / f"{name}.key"
             issued.private_key_pem.write_to_path(str(key))
             certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
             return certificate, key
@@ -261,8 +263,8 @@ def reload(service: Service) -> list[str]:
     before = len(service.log)
     service.signal(signal.SIGHUP)
     ends = time.monotonic() + PATIENCE
-    while not (found := [line for line in list(service.log)[before:] if "reload" in line]):
+    while not (reloads := [line for line in list(service.log)[before:] if "reload" in line]):
         assert time.monotonic() < ends
         service.log_grew.wait(0.1)
         service.log_grew.clear()
-    return found
+    return reloads

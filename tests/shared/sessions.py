@@ -115,8 +115,8 @@ class Nodes(NamedTuple):
 
 def sessions_of(service: Service) -> tuple[float, float]:
     """Return how many sessions a service has, and the bytes that they have reserved."""
-    found = metrics_of(service)
-    return found["rest_store_sessions",], found["rest_store_session_bytes",]
+    actual = metrics_of(service)
+    return actual["rest_store_sessions",], actual["rest_store_session_bytes",]
 
 
 class Relay(grpc.GenericRpcHandler):
@@ -173,15 +173,15 @@ class Relay(grpc.GenericRpcHandler):
 
     def tokens(self) -> list[int]:
         """Return all tokens that clients have sent, in the order in which they came."""
-        found: list[int] = []
+        actual: list[int] = []
         for name, data in self.received:
             if name == "DraftSession":
                 session = Request.FromString(data)
-                found += [
+                actual += [
                     *np.frombuffer(session.open.tokens, "<i4").tolist(),
                     *(token for one in session.accepted for token in one.tokens),
                 ]
-        return found
+        return actual
 
     def close(self) -> None:
         """End it."""

@@ -21,18 +21,21 @@ Written = tuple[str, Document]  # group and tokens
 
 FEATURES = int(_kernel.FEATURES)
 # Columns of the table of candidates: of the best live datastore, and within them.
-BLOCK, RECYCLED = 16, 9
+BLOCK = 16
+RECYCLED = 9
 LIVE = FEATURES - RECYCLED - BLOCK
-LENGTH, SHARES, COUNTS = 0, 4, 10
+LENGTH = 0
+SHARES = 4
+COUNTS = 10
 SAMPLED = 24  # occurrences of a suffix from which on not all are read, if it is long
 
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:
     """Return the path to each node."""
-    found: list[tuple[int, ...]] = []
+    sequences: list[tuple[int, ...]] = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return set(found)
+        sequences.append((*(sequences[parent] if parent >= 0 else ()), token))
+    return set(sequences)
 
 
 def drafted(store: Store, prompt: Document, group: str = "", max_nodes: int = 16) -> TokenTree:

@@ -133,7 +133,8 @@ def write_datastore(
         if symbols.size < 2_000:
             order = sorted_suffixes(symbols.tolist(), separator_id(corpus.vocabulary_size))
             packed = pack_entries(order, entry_bits(symbols.size)) + bytes(TAIL_SIZE)
-            keys, entries = keys_of(tokens, order[::64]), np.frombuffer(packed, np.uint8)
+            keys = keys_of(tokens, order[::64])
+            entries = np.frombuffer(packed, np.uint8)
         else:
             header = tokens.header
             keys, entries = suffix_array.sorted_suffixes(

@@ -43,7 +43,7 @@ _GEMMA = {
     "query_pre_attn_scalar": 8,
     "tie_word_embeddings": False,
 }
-_GEMMA["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]  # type: ignore[assignment]
+_GEMMA["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {

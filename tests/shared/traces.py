@@ -35,7 +35,8 @@ def traced(
     for begin in range(1, len(words), accepted + 1):
         written = list(words[begin : begin + accepted + 1])
         path = written[:accepted]
-        tokens, parents = list(path), list(range(-1, len(path) - 1))
+        tokens = list(path)
+        parents = list(range(-1, len(path) - 1))
         while len(tokens) < nodes:
             parents.append(
                 len(tokens) - 1

@@ -17,7 +17,9 @@ def tree_fault(tree: object, max_nodes: int, vocabulary_size: int) -> str | None
         return f"{size} nodes, asked for at most {max_nodes}"
     if len(tree.packed) != 20 * size or any(len(column) != size for column in columns):
         return "columns of unequal length"
-    tokens, parents, depths = tree.tokens, tree.parents, tree.depths
+    tokens = tree.tokens
+    parents = tree.parents
+    depths = tree.depths
     if size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary_size:
         return f"a token outside 0..{vocabulary_size - 1}"
     if bool(((parents >= np.arange(size)) | (parents < -1)).any()):

@@ -60,7 +60,8 @@ class InProcess:
         live = self._service.require()
         while not self._closed.is_set() and self._service.live is live:
             changes = live.changes(after, datastore_id, max_bytes=self._service.max_bytes)
-            after, datastore_id = changes.last, changes.datastore_id
+            after = changes.last
+            datastore_id = changes.datastore_id
             yield self._service.change(changes)
             live.wait_for_change(after, 0.02)
         raise ServiceUnavailableError(f"{self.location}: disconnected")

@@ -21,7 +21,7 @@ export interface Options {
 /** Opens its stream with the first tree, and another one, from the text, after it broke. One call at a time. */
 export class DraftSession {
   private readonly text: number[];
-  private accepted: object[] = []; // what this stream has not been told yet
+  private accepted: object[] = []; // tokens that this stream has not got yet
   private call?: Call;
   private answers!: AsyncIterator<any>;
   private pausedUntil = 0;
@@ -49,7 +49,7 @@ export class DraftSession {
     } catch (caught: any) {
       this.close();
       if (!(caught.code in status)) throw caught;
-      const error = DraftError.of(caught);
+      const error = DraftError.from(caught);
       if (!error.passes) throw error;
       if (again && error.code === status.UNAVAILABLE) return this.draft(maxNodes, costs); // on a new stream
       this.pausedUntil = Date.now() + Math.max(PAUSE_MS, 9 * (Date.now() - began)); // waiting is a tenth of all time
@@ -58,7 +58,7 @@ export class DraftSession {
   }
 
   /**
-   * Append what the model produced. It travels with the next request.
+   * Append the tokens that the model produced. It travels with the next request.
    *
    * @param topK rows of the model's most likely tokens after each of `tokens`, and before these rows those of earlier
    *   tokens; all as long, -1: unknown.

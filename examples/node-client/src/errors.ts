@@ -26,7 +26,7 @@ export class DraftError extends Error {
     super(`${reason || status[code]}: ${details}`);
   }
 
-  static of(error: ServiceError): DraftError {
+  static from(error: ServiceError): DraftError {
     const packed = error.metadata?.get("grpc-status-details-bin")[0] as Buffer | undefined;
     const details: any[] = packed ? (Status.decode(packed) as any).details : [];
     const infos: any[] = details

@@ -30,7 +30,7 @@ export class Service {
     const options = { deadline: Date.now() + CONNECT_MS };
     const description: any = await new Promise((resolve, reject) =>
       client.describe({}, metadata, options, (error: grpc.ServiceError | null, answer: any) =>
-        error ? reject(DraftError.of(error)) : resolve(answer),
+        error ? reject(DraftError.from(error)) : resolve(answer),
       ),
     ).catch((error) => {
       client.close();

@@ -52,7 +52,7 @@ def generate(
 
 @functools.cache
 def sources():
-    """Return what drafts, opened once for each process."""
+    """Return the sources, opened once for each process."""
     places = os.environ.get("REST_STORE_DATASTORES", "").split()
     return [*map(opened, places), rest_store.PromptLookup(), rest_store.RecycledLogits()]
 

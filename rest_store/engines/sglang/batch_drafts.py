@@ -105,7 +105,8 @@ class BatchDrafts:
             newest: its tokens of the latest step, if they may be missing in the request.
             cached: tokens of its text, without the last one.
         """
-        prompt, output = _prompt(request), request.output_ids
+        prompt = _prompt(request)
+        output = request.output_ids
         missing = cached + 1 - len(request.origin_input_ids) - len(output)
         if missing not in (0, len(newest)):
             raise ValueError(f"a request lacks {missing} tokens of a step that wrote {len(newest)}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.engines.settings import EngineSettings
+from rest_store.engines.engine_settings import EngineSettings
 from rest_store.live.directory import is_live
 from rest_store.live.open_store import open_store
 

@@ -143,7 +143,7 @@ def _require_seam() -> None:
     from rest_store.engines.sglang.worker import RestStoreWorker
 
     if differences := all_differences(RestStoreWorker):
-        found, expected = "; ".join(differences[:_MAX_DIFFERENCES]), "what 0.5.23 has"
+        words = "; ".join(differences[:_MAX_DIFFERENCES])
         raise ArgumentError(
-            describe(f"SGLang {__version__}", "what the plug-in relies on", found, expected)
+            f"SGLang {__version__} differs from 0.5.23, on which the plug-in relies: {words}"
         )

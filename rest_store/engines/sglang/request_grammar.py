@@ -22,23 +22,23 @@ def grammar_of(request: Req, grammars: Grammars) -> Grammar | None:
     None: it follows none, or one that is not known here: of another library, or one that begins
     behind the model's reasoning.
     """
-    asked: Any = request.grammar
-    make = None if asked is None else _MAKERS.get(type(asked).__name__)
+    native: Any = request.grammar
+    make = None if native is None else _MAKERS.get(type(native).__name__)
     if make is None or request.grammar_key is None:
         return None
-    return grammars.of(request.grammar_key, partial(make, asked))
+    return grammars.shared(request.grammar_key, partial(make, native))
 
 
-def _of_xgrammar(asked: Any) -> Grammar:
-    return Grammar(asked.ctx)
+def _from_xgrammar(native: Any) -> Grammar:
+    return Grammar(native.ctx)
 
 
-def _of_llguidance(asked: Any) -> Grammar:
-    return Grammar(asked.serialized_grammar, asked.llguidance_tokenizer)
+def _from_llguidance(native: Any) -> Grammar:
+    return Grammar(native.serialized_grammar, native.llguidance_tokenizer)
 
 
 # By the class of the object; these have no state that is not in the text.
 _MAKERS: dict[str, Callable[[Any], Grammar]] = {
-    "XGrammarGrammar": _of_xgrammar,
-    "GuidanceGrammar": _of_llguidance,
+    "XGrammarGrammar": _from_xgrammar,
+    "GuidanceGrammar": _from_llguidance,
 }

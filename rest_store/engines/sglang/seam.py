@@ -157,7 +157,7 @@ DEPENDENCIES = (
     Dependency("sglang.srt.model_executor.model_runner:ModelRunner.lora_manager"),
     Dependency("sglang.srt.lora.lora_manager:LoRAManager.lora_refs"),
     Dependency("sglang.srt.lora.lora_registry:LoRARef.lora_name"),
-    # What a request's grammar was made of.
+    # The source of a request's grammar.
     Dependency(f"{_CONSTRAINED}.xgrammar_backend:XGrammarGrammar.ctx"),
     Dependency(f"{_CONSTRAINED}.llguidance_backend:GuidanceGrammar.llguidance_tokenizer"),
     Dependency(f"{_CONSTRAINED}.llguidance_backend:GuidanceGrammar.serialized_grammar"),
@@ -192,8 +192,8 @@ def worker_differences(worker: type) -> list[str]:
     """
     (native, *_) = worker.__bases__
     sets = assigned_in(vars(native)["__init__"]) or WORKER_SETS  # without source, unknown
-    found = [f"{native.__name__}.__init__ sets {name}" for name in sorted(sets - WORKER_SETS)]
-    found += [
+    phrases = [f"{native.__name__}.__init__ sets {name}" for name in sorted(sets - WORKER_SETS)]
+    phrases += [
         f"{native.__name__}.__init__ no longer sets {name}" for name in sorted(WORKER_SETS - sets)
     ]
     inherited: dict[str, Any] = {
@@ -203,8 +203,8 @@ def worker_differences(worker: type) -> list[str]:
     }
     for name, method in inherited.items():
         more = read_in(method, "self.ngram_corpus") - CORPUS_HAS
-        found += [f"{native.__name__}.{name} uses ngram_corpus.{one}" for one in sorted(more)]
-    return found
+        phrases += [f"{native.__name__}.{name} uses ngram_corpus.{one}" for one in sorted(more)]
+    return phrases
 
 
 def all_differences(worker: type) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from rest_store.engines.settings import EngineSettings
+from rest_store.engines.engine_settings import EngineSettings
 from rest_store.errors import ArgumentError, describe
 
 VARIABLE = "REST_STORE_SGLANG"

@@ -19,11 +19,11 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
-from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.engine_metrics import EngineMetrics
+from rest_store.engines.engine_sources import EngineSources
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sglang.batch_drafts import BatchDrafts
 from rest_store.engines.sglang.settings import VARIABLE, read_settings
-from rest_store.engines.sources import EngineSources
 from rest_store.errors import ArgumentError
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,8 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         self, batch: ScheduleBatch
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Return the arrays of the step, as `verify_arrays`; all ranks have those of the first."""
-        group, nodes = get_parallel().tp_group, self.draft_token_num
+        group = get_parallel().tp_group
+        nodes = self.draft_token_num
         if self._drafts is not None:
             is_ahead = self.enable_overlap and not batch.grammar_needs_sync()
             tokens, mask = self._drafts.arrays(batch, is_ahead=is_ahead)
@@ -137,7 +138,8 @@ def _no_corpora() -> ArgumentError:
 
 def _batch_drafts(target: TpModelWorker, nodes: int, shape: str) -> BatchDrafts:
     """Return drafts from the datastores that the settings name."""
-    model, size = target.model_config, int(target.model_config.vocab_size)
+    model = target.model_config
+    size = int(target.model_config.vocab_size)
     settings = read_settings()
     sources = EngineSources(
         settings,

@@ -40,7 +40,7 @@ def drafts_on_device(
     native: torch.Tensor,
     *,
     looks_up_texts: bool,
-    memories: Sequence[torch.Tensor | None] = (),
+    outputs: Sequence[torch.Tensor | None] = (),
 ) -> DeviceDrafts | None:
     """Choose the drafts of a batch's rows without waiting for the device.
 
@@ -56,9 +56,9 @@ def drafts_on_device(
         lengths: int[M], tokens of each text.
         native: int64[R, K], the draft tokens of vLLM's own speculator.
         looks_up_texts: whether an outcome that was not foreseen has the continuation of the longest
-            suffix of the text that occurred in it before, or in its memory, ahead of `native`.
-        memories: of each row: int32[n], outputs that it may draft from, each followed by -1, the
-            latest last; None: none. Rows that share a memory have the same tensor. Empty: no row
+            suffix of the text that occurred in it before, or in its outputs, ahead of `native`.
+        outputs: of each row: int32[n], outputs that it may draft from, each followed by -1, the
+            latest last; None: none. Rows that share outputs have the same tensor. Empty: no row
             has any.
 
     Returns:
@@ -83,7 +83,7 @@ def drafts_on_device(
     if looks_up_texts:
         longest = max(known) + native.shape[1] + 1
         again = continuations_in_texts(
-            texts[:, :longest], rows, own_lengths, native.shape[1], memories
+            texts[:, :longest], rows, own_lengths, native.shape[1], outputs
         )
         is_again = (again >= 0) & table.has_outcomes[:, None] & ~is_foreseen[:, None]
         drafts = torch.where(is_again, again, drafts)
@@ -96,23 +96,23 @@ def continuations_in_texts(
     rows: torch.Tensor,
     lengths: torch.Tensor,
     count: int,
-    memories: Sequence[torch.Tensor | None] = (),
+    outputs: Sequence[torch.Tensor | None] = (),
 ) -> torch.Tensor:
     """Return the tokens after the latest occurrence of each text's longest suffix in it.
 
-    A text's memory is searched as if it came before the text: of suffixes of the same length, one
-    in the text itself is later.
+    A row's outputs are searched as if they came before its text: of suffixes of the same length,
+    one in the text itself is later.
 
     Args:
         texts: int32[M, n].
         rows: int64[R], the texts to continue.
         lengths: int64[R], tokens of each of these.
         count: tokens to return of each.
-        memories: as in `drafts_on_device`.
+        outputs: as in `drafts_on_device`.
 
     Returns:
         int64[R, count]; -1 where even the last token has not occurred before, and after the end of
-        an output in the memory. A suffix has at most 8 tokens. A continuation that reaches the end
+        an output. A suffix has at most 8 tokens. A continuation that reaches the end
         of its text is repeated from its beginning.
     """
     most = max(1, _MAX_SEARCHED // len(rows))
@@ -120,7 +120,7 @@ def continuations_in_texts(
     ends = torch.arange(width, device=texts.device)
     starts = (lengths - width).clamp(min=0)
     own = texts[rows[:, None], starts[:, None] + ends]
-    before = _searched_memories(memories, most - width, rows.device)
+    before = _searched_outputs(outputs, most - width, rows.device)
     searched = torch.cat([before, own], dim=1) if before.numel() else own
     width = searched.shape[1]
     last = (lengths - starts)[:, None] - 1 + width - own.shape[1]
@@ -144,11 +144,11 @@ def continuations_in_texts(
     return torch.where(is_before_end, continued, _NOTHING)
 
 
-def _searched_memories(
-    memories: Sequence[torch.Tensor | None], most: int, device: torch.device
+def _searched_outputs(
+    outputs: Sequence[torch.Tensor | None], most: int, device: torch.device
 ) -> torch.Tensor:
-    """Return the ends of memories, int32[R, n] with n <= `most`, filled with -1 at the left."""
-    apart = {id(one): one for one in memories if one is not None and one.numel()}
+    """Return the ends of outputs, int32[R, n] with n <= `most`, filled with -1 at the left."""
+    apart = {id(one): one for one in outputs if one is not None and one.numel()}
     width = min(most, max((one.numel() for one in apart.values()), default=0))
     if not width:
         return torch.zeros(0, dtype=torch.int32, device=device)
@@ -157,9 +157,9 @@ def _searched_memories(
         torch.nn.functional.pad(one[-width:], (max(0, width - one.numel()), 0), value=_NOTHING)
         for one in apart.values()
     ]
-    ends.append(torch.full_like(ends[0], _NOTHING))  # of rows without a memory
-    of_rows = [numbers.get(id(one), len(apart)) for one in memories]
-    return torch.stack(ends)[_to_device(np.array(of_rows, np.int64), device)]
+    ends.append(torch.full_like(ends[0], _NOTHING))  # of rows without outputs
+    output_indices = [numbers.get(id(one), len(apart)) for one in outputs]
+    return torch.stack(ends)[_to_device(np.array(output_indices, np.int64), device)]
 
 
 class _Table(NamedTuple):

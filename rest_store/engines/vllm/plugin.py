@@ -24,10 +24,10 @@ import numpy.typing as npt
 import torch
 
 from rest_store.drafting.arbitration import Head
-from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.engine_metrics import EngineMetrics
+from rest_store.engines.engine_sources import EngineSources
 from rest_store.engines.request import NewRequest, parse_extra_arguments
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.sources import EngineSources
 from rest_store.engines.vllm.confidences import Confidences, find_confidences
 from rest_store.engines.vllm.device_drafts import DeviceDrafts
 from rest_store.engines.vllm.draft_switch import install_switch
@@ -74,8 +74,8 @@ def install() -> None:
 
 def _require_like(parts: Iterable[Dependency]) -> None:
     """Raise TypeError with the first differences between vLLM and a table."""
-    if found := differences(parts):
-        raise TypeError("; ".join(found[:_MAX_DIFFERENCES]))
+    if phrases := differences(parts):
+        raise TypeError("; ".join(phrases[:_MAX_DIFFERENCES]))
 
 
 def _checked(native: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,8 +149,8 @@ def _head(speculative: Any) -> Head | None:
 def _require_seam(speculator: Any) -> None:
     """Raise unless vLLM is as its table says; wrap its model runner, to hear of requests."""
     _require_like(DEPENDENCIES)
-    if (found := difference(PROPOSE, type(speculator).propose)) is not None:
-        raise TypeError(found)
+    if (phrase := difference(PROPOSE, type(speculator).propose)) is not None:
+        raise TypeError(phrase)
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     if not hasattr(GPUModelRunner.add_requests, "__wrapped__"):
@@ -191,7 +191,7 @@ def _begin(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
                 if ours.grammars is not None:
                     # Of the table for grammars alone: where vLLM differs, there are none.
                     params = getattr(new.sampling_params, "structured_outputs", None)
-                    request = request._replace(grammar=ours.grammars.of(params))
+                    request = request._replace(grammar=ours.grammars.by_parameters(params))
                 ours.begin(request)
         except Exception as error:
             ours.drafter.metrics.count_error("requests", error)

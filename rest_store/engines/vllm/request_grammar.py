@@ -45,7 +45,7 @@ class RequestGrammars:
         self._grammars = Grammars(failed)
         self._backends: dict[str, Any] = {}
 
-    def of(self, params: Any) -> Grammar | None:
+    def by_parameters(self, params: Any) -> Grammar | None:
         """Return the grammar that a request follows from its first token on.
 
         None: it follows none, or one that is not known here: of another library, longer than 64 KiB
@@ -59,15 +59,15 @@ class RequestGrammars:
         try:
             key = (params._backend, *self._key_of(params))
         except Exception as error:  # the same for all requests: counted once
-            return self._grammars.of(repr(error), partial(_fail, error))
+            return self._grammars.shared(repr(error), partial(_fail, error))
         if len(key[-1]) > _MAX_CHARACTERS:
             return None
-        return self._grammars.of(key, partial(self._compiled, *key))
+        return self._grammars.shared(key, partial(self._compiled, *key))
 
     def _key_of(self, params: Any) -> tuple[Any, str]:
-        if found := differences(GRAMMAR_PARTS):
+        if phrases := differences(GRAMMAR_PARTS):
             expected = "as in 0.32"
-            words = "; ".join(found[:_MAX_DIFFERENCES])
+            words = "; ".join(phrases[:_MAX_DIFFERENCES])
             raise NotSupportedError(describe("vLLM", "structured output", words, expected))
         from vllm.v1.structured_output.request import get_structured_output_key
 

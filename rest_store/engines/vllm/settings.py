@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rest_store.engines.settings import EngineSettings
+from rest_store.engines.engine_settings import EngineSettings
 from rest_store.errors import ArgumentError, describe
 
 _SECTION = "rest_store"

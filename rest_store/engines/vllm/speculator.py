@@ -13,11 +13,11 @@ from rest_store.drafting.arbitration import Head
 from rest_store.engines.request import NewRequest, StepRequest, Tokens
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.vllm.device_drafts import DeviceDrafts, drafts_on_device
-from rest_store.engines.vllm.device_memory import DeviceMemory
-from rest_store.engines.vllm.request import VllmRequest
+from rest_store.engines.vllm.device_outputs import DeviceOutputs
 from rest_store.engines.vllm.request_grammar import RequestGrammars
-from rest_store.engines.vllm.steps import Step, Written
+from rest_store.engines.vllm.step_tokens import Step, Written
 from rest_store.engines.vllm.target_logits import TargetLogits
+from rest_store.engines.vllm.vllm_request import VllmRequest
 
 # Nodes of the lookahead of a row at most, and of all rows together unless each has the least.
 _MAX_NODES = 512
@@ -73,7 +73,7 @@ class Speculator:
         self._logits: TargetLogits | None = None
         self._requests: dict[str, VllmRequest] = {}  # requests that may have drafts
         self._step: Step | None = None  # under way
-        self._memory: DeviceMemory | None = None  # from the first step on
+        self._device_outputs: DeviceOutputs | None = None  # from the first step on
         self._ended: list[str] = []  # requests that end once the step under way was read
         self._lock = threading.RLock()  # taken before the drafter's
         drafter.before_rest = self.rest
@@ -255,11 +255,11 @@ class Speculator:
             self._states.total_len.gpu,
             native,
             looks_up_texts=looks_up_texts,
-            memories=self._memories(ids, native.device) if looks_up_texts else (),
+            outputs=self._outputs_of(ids, native.device) if looks_up_texts else (),
         )
 
-    def _memories(self, ids: Sequence[str], device: torch.device) -> list[torch.Tensor | None]:
+    def _outputs_of(self, ids: Sequence[str], device: torch.device) -> list[torch.Tensor | None]:
         """Return the remembered outputs that each row may draft from, on the device."""
-        if self._memory is None:
-            self._memory = DeviceMemory(device)
-        return [self._memory.copy_of(self.drafter.latest_outputs(id)) for id in ids]
+        if self._device_outputs is None:
+            self._device_outputs = DeviceOutputs(device)
+        return [self._device_outputs.copy_of(self.drafter.latest_outputs(id)) for id in ids]

@@ -36,7 +36,7 @@ using TopK = Array<std::int32_t, 2>;
 
 // Rows of the text, and of the nodes of the last tree, where there are any.
 struct AcceptedRows {
-  std::optional<TopK> of_text, of_nodes;
+  std::optional<TopK> text, nodes;
 };
 
 // The columns of a draft, as Python's TokenTree holds them: those of tree_columns.hpp with counts
@@ -203,18 +203,18 @@ class NativeSession {
 
   // Append tokens that the target model has produced; needs no GIL.
   void accept(std::span<const Token> tokens, const AcceptedRows& rows) {
-    if (rows.of_nodes)
-      for (std::size_t i = 0; i < rows.of_nodes->shape(0); ++i)
+    if (rows.nodes)
+      for (std::size_t i = 0; i < rows.nodes->shape(0); ++i)
         builder_.learn_likely_after(static_cast<std::int32_t>(i) - 1,
-                                    top_tokens_of(*rows.of_nodes, i));
+                                    top_tokens_of(*rows.nodes, i));
     const std::size_t accepted = builder_.accept(tokens);
     if (builder_.learns_online()) calibration_.add(before_, builder_.online());
     before_ = builder_.online();
-    if (rows.of_text) {
-      // `of_nodes` has the rows of the context and of accepted nodes already; none may count twice.
-      const std::size_t first = rows.of_text->shape(0) - tokens.size(), known = first + accepted;
-      if (rows.of_nodes) learn_text(*rows.of_text, first == 0 ? 0 : first - 1, known);
-      else learn_text(*rows.of_text, 0, 0);
+    if (rows.text) {
+      // `nodes` has the rows of the context and of accepted nodes already; none may count twice.
+      const std::size_t first = rows.text->shape(0) - tokens.size(), known = first + accepted;
+      if (rows.nodes) learn_text(*rows.text, first == 0 ? 0 : first - 1, known);
+      else learn_text(*rows.text, 0, 0);
     }
   }
 

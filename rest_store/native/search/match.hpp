@@ -176,7 +176,7 @@ class Matcher {
     finish(wanted_);
     boundaries_.clear();
     for (const Search& search : wanted_)
-      if (search.found) {
+      if (search.has_hit) {
         boundaries_.resize(boundaries_.size() + 2);
         interval_boundaries(search, boundaries_.data() + boundaries_.size() - 2);
       }
@@ -189,7 +189,7 @@ class Matcher {
       match.count = 0;
       match.intervals.assign(one.query.shards->size(), {});
       for (std::size_t at = one.best.begin; at < one.best.end; ++at, ++search) {
-        if (!search->found) continue;
+        if (!search->has_hit) continue;
         const Interval interval{boundary[0].low, std::max(boundary[0].low, boundary[1].low)};
         match.intervals[one.shard_of(*search)] = interval;
         match.count += interval.width();

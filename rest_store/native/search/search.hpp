@@ -27,15 +27,15 @@ inline std::uint64_t select(bool condition, std::uint64_t yes, std::uint64_t no)
 // A search in one shard for `pattern`: bytes of tokens, big-endian, followed by eight readable
 // bytes. Shard and pattern outlive it.
 //
-// After locate(), ranks below `low` hold suffixes less than the pattern. If `found`, `hit` is a
+// After locate(), ranks below `low` hold suffixes less than the pattern. If `has_hit`, `hit` is a
 // rank whose suffix starts with the pattern, and if `high` is above `hit`, ranks from `high` on
-// hold greater suffixes that do not start with it. If not `found`, ranks from `high` on hold
+// hold greater suffixes that do not start with it. If not `has_hit`, ranks from `high` on hold
 // greater suffixes.
 struct Search {
   const ShardView* shard = nullptr;
   const std::uint8_t* pattern = nullptr;
   std::uint32_t size = 0;  // of the pattern, in bytes
-  bool found = false;
+  bool has_hit = false;
   std::size_t group = 0;  // number of the pattern; it may be searched in several shards
   // The keys of suffixes that start with the pattern are between these.
   std::uint64_t least = 0, greatest = 0;
@@ -64,13 +64,13 @@ struct Search {
   }
 
   bool whole_in_key() const { return size <= 8; }
-  bool failed() const { return !found && low >= high; }  // the pattern does not occur
+  bool failed() const { return !has_hit && low >= high; }  // the pattern does not occur
 
   // Narrow the search by `suffix`, which is the one at rank `middle`.
   void compare(Rank middle, const std::uint8_t* suffix) {
     const int order = compare_bytes(suffix, pattern, size);
     if (order == 0) {
-      found = true;
+      has_hit = true;
       hit = middle;
     }
     low = select(order < 0, middle + 1, low);
@@ -146,7 +146,7 @@ void halve_together(std::span<Item> items, Done&& done, Step&& step) {
 
 // Decide for each of `groups` patterns whether it occurs in any shard: `decided[g]` is set to 1 or
 // 0. As soon as one search of a group finds an occurrence, the others of the group stop: their
-// bounds hold, but `found` may be false although the pattern occurs.
+// bounds hold, but `has_hit` may be false although the pattern occurs.
 inline void locate(std::span<Search> searches, std::size_t groups,
                    std::vector<std::uint8_t>& decided) {
   narrow_by_keys(searches);
@@ -155,25 +155,25 @@ inline void locate(std::span<Search> searches, std::size_t groups,
     const ShardView& shard = *s.shard;
     s.low = s.base == 0 ? 0 : (s.base - 1) * kKeyStride + 1;
     s.hit = std::min(s.base * kKeyStride, shard.entry_count);
-    s.found = s.whole_in_key() && s.base < shard.key_count &&
-              shard.keys[s.base] <= s.greatest;  // the sampled suffix itself
-    s.high = s.found || s.whole_in_key()
+    s.has_hit = s.whole_in_key() && s.base < shard.key_count &&
+                shard.keys[s.base] <= s.greatest;  // the sampled suffix itself
+    s.high = s.has_hit || s.whole_in_key()
                  ? s.hit
                  : std::min(keys_end(s, s.base) * kKeyStride, shard.entry_count);
-    decided[s.group] |= s.found;
+    decided[s.group] |= s.has_hit;
   }
   halve_together(
       searches, [&](const Search& s) { return decided[s.group] || s.low >= s.high; },
       [&](Search& s, Rank middle, const std::uint8_t* suffix) {
         s.compare(middle, suffix);
-        decided[s.group] |= s.found;
+        decided[s.group] |= s.has_hit;
       });
 }
 
-// Continue the searches that locate() stopped, each until `found` tells whether the pattern occurs.
+// Continue the searches that locate() stopped, each until `has_hit` tells if the pattern occurs.
 inline void finish(std::span<Search> searches) {
   halve_together(
-      searches, [](const Search& s) { return s.found || s.low >= s.high; },
+      searches, [](const Search& s) { return s.has_hit || s.low >= s.high; },
       [](Search& s, Rank middle, const std::uint8_t* suffix) { s.compare(middle, suffix); });
 }
 
@@ -208,12 +208,12 @@ void find_boundaries(std::span<Item> boundaries) {
 inline void interval_boundaries(const Search& s, Boundary out[2]) {
   const std::uint64_t end = keys_end(s, s.base);
   Rank above = std::min(end * kKeyStride, s.shard->entry_count),
-       below = s.found ? s.hit + 1 : s.low;
+       below = s.has_hit ? s.hit + 1 : s.low;
   if (s.whole_in_key() && end > 0) below = std::max(below, (end - 1) * kKeyStride + 1);
-  if (!s.found || s.high > s.hit)
+  if (!s.has_hit || s.high > s.hit)
     above = std::min(above, s.high);  // otherwise its key decided, without a comparison
   above = std::max(above, below);
-  out[0] = {s.shard, s.pattern, s.size, 0, false, s.low, s.found ? s.hit : s.high, 0};
+  out[0] = {s.shard, s.pattern, s.size, 0, false, s.low, s.has_hit ? s.hit : s.high, 0};
   out[1] = {s.shard, s.pattern, s.size, 0, true, below, above, 0};
 }
 

@@ -40,7 +40,7 @@ void on_all_cores(std::size_t count, const Work& work) {
     }
   };
   const std::size_t threads = std::min(core_count(), count);
-  if (threads > 1) ThreadPool::of_process().run(threads - 1, run);
+  if (threads > 1) ThreadPool::shared().run(threads - 1, run);
   else run();
   if (failure) std::rethrow_exception(failure);
 }

@@ -96,16 +96,16 @@ class IntegerTrees {
 
   // Number the splits of all trees, feature by feature.
   void number_splits(const Gbdt& gbdt) {
-    std::vector<std::vector<float>> of_feature;
+    std::vector<std::vector<float>> by_feature;
     for (const ObliviousTree& tree : gbdt.trees)
       for (std::size_t level = 0; level < kGbdtDepth; ++level) {
-        if (tree.features[level] >= of_feature.size())
-          of_feature.resize(tree.features[level] + std::size_t{1});
-        of_feature[tree.features[level]].push_back(tree.thresholds[level]);
+        if (tree.features[level] >= by_feature.size())
+          by_feature.resize(tree.features[level] + std::size_t{1});
+        by_feature[tree.features[level]].push_back(tree.thresholds[level]);
       }
     std::vector<std::size_t> first;  // of each feature
-    for (std::size_t feature = 0; feature < of_feature.size(); ++feature) {
-      std::vector<float>& thresholds = of_feature[feature];
+    for (std::size_t feature = 0; feature < by_feature.size(); ++feature) {
+      std::vector<float>& thresholds = by_feature[feature];
       std::sort(thresholds.begin(), thresholds.end());
       thresholds.erase(std::unique(thresholds.begin(), thresholds.end()), thresholds.end());
       first.push_back(thresholds_.size());
@@ -115,7 +115,7 @@ class IntegerTrees {
     for (const ObliviousTree& tree : gbdt.trees) {
       Splits& splits = splits_.emplace_back();
       for (std::size_t level = 0; level < kGbdtDepth; ++level) {
-        const std::vector<float>& thresholds = of_feature[tree.features[level]];
+        const std::vector<float>& thresholds = by_feature[tree.features[level]];
         const auto threshold =
             std::lower_bound(thresholds.begin(), thresholds.end(), tree.thresholds[level]);
         const std::size_t number =
@@ -260,10 +260,10 @@ class IntegerTrees {
         block = _mm512_add_epi16(
             block, _mm512_permutex2var_epi16(first, _mm512_cvtepu8_epi16(leaf), second));
       }
-      alignas(64) std::int16_t of_rows[2 * kLanes];
-      _mm512_store_si512(of_rows, block);
+      alignas(64) std::int16_t row_values[2 * kLanes];
+      _mm512_store_si512(row_values, block);
       for (std::size_t i = 0; i < groups; ++i) {
-        const auto* from = reinterpret_cast<const __m256i*>(of_rows + i * kLanes);
+        const auto* from = reinterpret_cast<const __m256i*>(row_values + i * kLanes);
         out[i] =
             _mm512_add_epi32(out[i], _mm512_maskz_cvtepi16_epi32(0xFFFF, _mm256_load_si256(from)));
       }
@@ -353,7 +353,7 @@ class IntegerTrees {
 struct FittedTrees {
   IntegerTrees frozen, live;
 
-  const IntegerTrees& of(bool with_live) const {
+  const IntegerTrees& for_step(bool with_live) const {
     return with_live && !live.empty() ? live : frozen;
   }
 };

@@ -35,8 +35,8 @@ class MatchExperience {
  public:
   // Learn from a token that continued a match of this class. `probability`: by the trees, that it
   // comes next. `right`: whether it did.
-  void learn(std::size_t of_class, float probability, bool right) {
-    Counts& counts = counts_[of_class];
+  void learn(std::size_t match_class, float probability, bool right) {
+    Counts& counts = counts_[match_class];
     counts.tried += 1;
     counts.promised += probability;
     counts.right += static_cast<float>(right);
@@ -56,10 +56,10 @@ class MatchExperience {
 
   // The factor for the odds, by class: from the experience with one text, and from this one with
   // all texts, which counts for at most kSharedWeight tokens.
-  std::array<float, kMatchClasses> odds_ratios(const MatchExperience& of_text) const {
+  std::array<float, kMatchClasses> odds_ratios(const MatchExperience& text) const {
     std::array<float, kMatchClasses> out;
     for (std::size_t i = 0; i < kMatchClasses; ++i) {
-      Counts counts = of_text.counts_[i];
+      Counts counts = text.counts_[i];
       if (const float tried = counts_[i].tried; tried > 0)
         counts.add(counts_[i], std::min(tried, kSharedWeight) / tried);
       out[i] = counts.odds(counts.right) / counts.odds(counts.promised);

@@ -1,7 +1,7 @@
 // A cache of the evidence of short suffixes. These come up again and again.
 //
 // The readers of one datastore share it. A live datastore has a new reader whenever its shards
-// change. What earlier readers have cached is overwritten in place: freeing thousands of slots at
+// change. Entries of earlier readers are overwritten in place: freeing thousands of slots at
 // each change would delay drafts.
 #pragma once
 

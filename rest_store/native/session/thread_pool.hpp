@@ -19,7 +19,7 @@ namespace rest_store {
 class ThreadPool {
  public:
   // The pool of this process. It is never deleted: its threads wait in it until the process ends.
-  static ThreadPool& of_process() {
+  static ThreadPool& shared() {
     static ForkMutex mutex;
     static ThreadPool* pool = nullptr;
     static pid_t process = 0;

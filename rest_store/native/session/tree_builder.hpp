@@ -178,15 +178,15 @@ class TreeBuilder {
             : &source_evidence_[static_cast<std::size_t>(expansion_of(node_at(next_).parent))];
     for (std::size_t i = 0; i < stores_.size(); ++i) {
       sources.live[i] = stores_[i]->live() && (records_ || !trees_.live.empty());
-      const Evidence* of_parent = above == nullptr ? nullptr : &above->stores[i];
+      const Evidence* parent = above == nullptr ? nullptr : &above->stores[i];
       std::size_t longest = kMaxSuffixTail;
-      if (of_parent != nullptr) {
+      if (parent != nullptr) {
         // No match is longer than the parent's and one more token.
-        const BackoffLevel* level = of_parent->longest();
+        const BackoffLevel* level = parent->longest();
         longest = std::max<std::size_t>(level == nullptr ? 0 : level->length + 1, kShort);
       }
       requests.push_back(
-          {stores_[i], of_parent, tail.last(std::min(tail.size(), longest)), &sources.stores[i]});
+          {stores_[i], parent, tail.last(std::min(tail.size(), longest)), &sources.stores[i]});
     }
   }
 
@@ -279,7 +279,7 @@ class TreeBuilder {
     std::size_t row;  // of the token in the table of candidates
     Token token;
     std::uint32_t length;
-    std::size_t of_class;
+    std::size_t match_class;
     float probability;  // that it comes next, by the trees
   };
 
@@ -314,7 +314,7 @@ class TreeBuilder {
     CandidateTable& candidates = scratch.candidates;
     candidates.fill(sources, hit_rates_, features, lookup_, scores_many() ? kCandidates : kLanes);
     std::array<float, kCandidates> probabilities =
-        acceptance_probabilities(candidates, trees_.of(has_live_), online_, scratch.trees);
+        acceptance_probabilities(candidates, trees_.for_step(has_live_), online_, scratch.trees);
     follow_matches(sources, candidates, probabilities);
     filtered_.clear();
     for (std::size_t row = 0; row < candidates.size(); ++row)
@@ -384,11 +384,11 @@ class TreeBuilder {
     float sum = 1;
     for (ContinuedMatch& match : continued) {
       match.probability = probabilities[match.row];
-      sum += (match_odds_[match.of_class] - 1) * match.probability;
+      sum += (match_odds_[match.match_class] - 1) * match.probability;
     }
     if (continued.empty()) return;
     for (const ContinuedMatch& match : continued)
-      probabilities[match.row] *= match_odds_[match.of_class];
+      probabilities[match.row] *= match_odds_[match.match_class];
     for (std::size_t row = 0; row < candidates.size(); ++row) probabilities[row] /= sum;
   }
 
@@ -397,14 +397,14 @@ class TreeBuilder {
   // among the candidates.
   void follow(MatchKind kind, std::uint32_t length, std::int64_t token,
               const CandidateTable& candidates, std::vector<ContinuedMatch>& continued) const {
-    const std::size_t of_class = class_of_match(kind, length);
-    if (of_class == kNoClass) return;
+    const std::size_t match_class = class_of_match(kind, length);
+    if (match_class == kNoClass) return;
     std::size_t row = 0;
     while (row < candidates.size() && candidates.token(row) != token) ++row;
     if (row == candidates.size()) return;
     const auto same = std::find_if(continued.begin(), continued.end(),
                                    [&](const ContinuedMatch& other) { return other.row == row; });
-    const ContinuedMatch match{row, candidates.token(row), length, of_class, 0};
+    const ContinuedMatch match{row, candidates.token(row), length, match_class, 0};
     if (same == continued.end()) continued.push_back(match);
     else if (same->length < length) *same = match;
   }
@@ -605,8 +605,8 @@ class TreeBuilder {
   // Learn of each token that continued a long match whether it was `token`.
   void learn_matches(std::span<const ContinuedMatch> continued, Token token) {
     for (const ContinuedMatch& match : continued) {
-      online_.matches.learn(match.of_class, match.probability, match.token == token);
-      matches_of_text_.learn(match.of_class, match.probability, match.token == token);
+      online_.matches.learn(match.match_class, match.probability, match.token == token);
+      matches_of_text_.learn(match.match_class, match.probability, match.token == token);
     }
   }
 

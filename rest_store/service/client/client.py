@@ -35,7 +35,7 @@ from rest_store.service.channel import (
 )
 from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.member import ServiceMember
-from rest_store.service.client.partition import PartitionClient, Partitions
+from rest_store.service.client.partition_clients import PartitionClient, Partitions
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests
 from rest_store.service.client.trees import sum_trees
 
@@ -134,12 +134,18 @@ class DatastoreClient:
 
     @property
     def shared_after(self) -> int:
-        """How many groups have to write what the datastores tell others; of several, the most.
+        """The number of groups that have to write a text before others are told of it.
 
-        2 as long as the service has not been described: nothing is known to be for everybody.
+        Of several datastores, the greatest number. 2 as long as the service has not been described:
+        nothing is known to be for everybody.
         """
-        known = [one.requests.info for one in self._partitions.members if one.requests is not None]
-        return max((some.shared_after for info in known for some in info.datastores), default=2)
+        numbers = []
+        for partition in self._partitions.members:
+            if partition.requests is not None:
+                numbers += [
+                    datastore.shared_after for datastore in partition.requests.info.datastores
+                ]
+        return max(numbers, default=2)
 
     def info(self, *, timeout: float = 10.0) -> ServiceInfo:
         """Ask for the description of the service and of the datastores that this client asks.

@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import chain
 from typing import NamedTuple
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
@@ -246,7 +247,9 @@ def require_one_build(infos: Sequence[ServiceInfo], total: int) -> None:
 
 def combined_info(infos: Sequence[ServiceInfo]) -> ServiceInfo:
     """Return the description of all partitions together, their datastores one after the other."""
-    limits = {name: min(info.limits[name] for info in infos) for name in infos[0].limits}
-    datastores = tuple(datastore for info in infos for datastore in info.datastores)
+    limits = {}
+    for name in infos[0].limits:
+        limits[name] = min(info.limits[name] for info in infos)
+    datastores = tuple(chain.from_iterable(info.datastores for info in infos))
     target = "; ".join(info.target for info in infos)
     return ServiceInfo(target, infos[0].version, datastores, limits)

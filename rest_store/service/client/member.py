@@ -26,7 +26,7 @@ from rest_store.errors import (
     UnknownDatastoreError,
     describe,
 )
-from rest_store.service.client.partition import PartitionClient, Partitions
+from rest_store.service.client.partition_clients import PartitionClient, Partitions
 from rest_store.service.client.requests import parse
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.client.trees import read_session_tree

@@ -186,9 +186,7 @@ class Requests:
             response = parse(pb.AddResponse, answer, target)
             added = set(response.added)
             if not added <= sent:
-                raise ProtocolError(
-                    describe(target, "ids of documents", "others", "ids of the request")
-                )
+                raise ProtocolError(f"{target}: the answer names documents that were not sent")
             return AddedDocuments(ids, added), response.sequence
 
         return Request("Add", message.SerializeToString(), decode)

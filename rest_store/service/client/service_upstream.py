@@ -12,7 +12,7 @@ from rest_store.errors import DeadlineError, ServiceUnavailableError
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.records import Changes, DocumentRecord, Removal
 from rest_store.service.channel import Dialer, Tls, parse_target, split_location
-from rest_store.service.client.partition import PartitionClient, Partitions
+from rest_store.service.client.partition_clients import PartitionClient, Partitions
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests, parse
 from rest_store.service.client.service_files import STREAM_SECONDS, require_checksum
 from rest_store.v1 import datastore_pb2 as pb

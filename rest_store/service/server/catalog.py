@@ -143,9 +143,9 @@ class Catalog:
     ) -> None:
         _require_names([name for name, _ in (*built, *live)])
         if partition is not None and live:
-            actual = f"live datastore {live[0][0]!r}"
             raise ServeError(
-                describe("service", actual, "one to serve in partitions", "a built one")
+                f"service: live datastore {live[0][0]!r} cannot be served in partitions; build a"
+                " frozen one"
             )
         self._served = {
             name: HostedDatastore(name, Datastore.open(path, partition=partition))
@@ -221,9 +221,8 @@ class Catalog:
         ]
         require_few("datastores named", len(names), max_names)
         if len({served.fingerprint for served in selected}) > 1:
-            expected = "datastores of one tokenizer: name them"
             raise TokenizerMismatchError(
-                describe("request", "selection", "of several tokenizers", expected)
+                "request: the datastores have several tokenizers, expected one: name datastores"
             )
         if any(served.store.is_live for served in selected):
             grant.require_namespace(selection.namespace)

@@ -79,9 +79,7 @@ def _content(served: HostedDatastore, name: str, build: str) -> memoryview:
     for file in store.files:
         if file.path.name == name:
             return memoryview(file.raw.data)
-    raise FetchError(
-        describe("service", f"file {name[:80]!r} of {where}", "absent", "one of its manifest")
-    )
+    raise FetchError(f"service: {where} has no file {name[:80]!r} in its manifest")
 
 
 def _message(served: HostedDatastore, piece: memoryview) -> bytes:

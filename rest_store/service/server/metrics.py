@@ -126,22 +126,26 @@ class Metrics:
         self.registry.register(_DatastoreCollector(served))
 
 
+_DATASTORE_GAUGES = {
+    "tokens": "Tokens of the datastore.",
+    "documents": "Documents of the datastore.",
+    "shards": "Shards, or segments of a live datastore.",
+    "size_bytes": "Bytes of the datastore's files.",
+    "readable": "1 while the datastore's files can be read.",
+    "failing": "Of a live datastore: 1 while merging or writing segments fails.",
+}
+
+
 class _DatastoreCollector(Collector):
     def __init__(self, served: Callable[[], Iterable[HostedDatastore]]) -> None:
         self._served = served
 
     def collect(self) -> Iterator[Metric]:
-        gauges = {
-            name: GaugeMetricFamily(f"rest_store_datastore_{name}", meaning, labels=["datastore"])
-            for name, meaning in (
-                ("tokens", "Tokens of the datastore."),
-                ("documents", "Documents of the datastore."),
-                ("shards", "Shards, or segments of a live datastore."),
-                ("size_bytes", "Bytes of the datastore's files."),
-                ("readable", "1 while the datastore's files can be read."),
-                ("failing", "Of a live datastore: 1 while merging or writing segments fails."),
+        gauges = {}
+        for name, meaning in _DATASTORE_GAUGES.items():
+            gauges[name] = GaugeMetricFamily(
+                f"rest_store_datastore_{name}", meaning, labels=["datastore"]
             )
-        }
         for datastore in self._served():
             info = datastore.store.info()
             labels = [datastore.name]

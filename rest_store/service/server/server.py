@@ -238,7 +238,7 @@ def _credentials(options: ServeOptions) -> grpc.ServerCredentials | None:
         options.certificate, options.key, options.client_authority, ServeError
     )
     if certificate is None or key is None:
-        raise ServeError(describe("service", "certificate", "without its key", "both"))
+        raise ServeError("service: a certificate and its key belong together; one is missing")
     return grpc.ssl_server_credentials([(key, certificate)], authority, authority is not None)
 
 

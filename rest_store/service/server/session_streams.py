@@ -116,17 +116,13 @@ class SessionStreams:
         has_opening = request.HasField("open")
         if session is None:
             if not has_opening:
-                raise ProtocolError(
-                    describe("session", "first message", "without an opening", "one with it")
-                )
+                raise ProtocolError("session: the first message has no opening")
             served = self._catalog.select(request.open.selection, GRANT.get())
             session = self._begin(request.open, served)
             stream.session = session
             await self._executor.open(session.open, small=session.opens_at_once)
         elif has_opening:
-            raise ProtocolError(
-                describe("session", "opening", "a second one", "one: a session is opened once")
-            )
+            raise ProtocolError("session: it is open; only its first message has an opening")
         step = session.step(request)
         tree = await self._executor.run(partial(session.run, step), small=step.is_small)
         for accepted in step.accepted:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any, TypeVar
 
 from rest_store.datastore.validation import document_ids
@@ -85,7 +86,8 @@ class Writes:
         ids = list(request.ids)
         most = len(ids)
         if grant.groups is not None:  # an id is one document in each of them
-            ids = [id for group in sorted(grant.groups) for id in _stored_ids(ids, grant, group)]
+            stored = [_stored_ids(ids, grant, group) for group in sorted(grant.groups)]
+            ids = list(chain.from_iterable(stored))
 
         def write(live: Any) -> int:
             deleted: int = live.delete(ids)

@@ -75,10 +75,12 @@ def answers(
             "speculative_num_draft_tokens": 8,
             **server,
         }
-    asked, answered = place / "requests.json", place / "answers.json"
-    asked.write_text(json.dumps({"server": {**SERVER, **server}, "rounds": rounds}))
+    requests_file = place / "requests.json"
+    answered = place / "answers.json"
+    requests_file.write_text(json.dumps({"server": {**SERVER, **server}, "rounds": rounds}))
     with (place / "log").open("w") as log:
-        command = [sys.executable, "-m", "tests.engines.sglang.engine", str(asked), str(answered)]
+        module = "tests.engines.sglang.engine"
+        command = [sys.executable, "-m", module, str(requests_file), str(answered)]
         variables = environment(settings, server.get("tp_size", 1))
         subprocess.run(command, cwd=ROOT, env=variables, stdout=log, stderr=log, check=False)
     assert answered.exists(), (place / "log").read_text()[-3000:]
@@ -86,11 +88,11 @@ def answers(
     return read
 
 
-def main(asked: str, answered: str) -> None:
+def main(requests_file: str, answered: str) -> None:
     """Run an engine."""
     import sglang
 
-    work = json.loads(Path(asked).read_text())
+    work = json.loads(Path(requests_file).read_text())
     engine = sglang.Engine(**work["server"])
     outputs = []
     for requests in work["rounds"]:

@@ -83,12 +83,10 @@ class Scheduler:
     def __init__(
         self, drafts: BatchDrafts, model: Model, vocabulary: int, *, is_ahead: bool = False
     ) -> None:
-        self.drafts, self.model, self.vocabulary, self.is_ahead = (
-            drafts,
-            model,
-            vocabulary,
-            is_ahead,
-        )
+        self.drafts = drafts
+        self.model = model
+        self.vocabulary = vocabulary
+        self.is_ahead = is_ahead
         self.running: list[Any] = []
         self.steps = 0
         self.written: dict[str, list[int]] = {}
@@ -173,7 +171,8 @@ class Scheduler:
         below = {place: [*text, *nodes[1:][mask[place][1:]].tolist()] for place in range(NODES)}
         for place, path in below.items():
             logits[place, self.model(path)] = 1.0
-        written, place = [], 0
+        written = []
+        place = 0
         while True:
             written.append(int(logits[place].argmax()))
             children = [

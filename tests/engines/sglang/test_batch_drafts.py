@@ -217,10 +217,8 @@ def test_a_request_with_penalties_gets_no_draft_nodes(
     The request beside it has drafts, and this one is remembered.
     """
     engine = scheduler(drafter, is_ahead=is_ahead)
-    penalized, other = (
-        request("penalized", PROMPTS[0], 30, **sampling),
-        request("other", PROMPTS[1], 30),
-    )
+    penalized = request("penalized", PROMPTS[0], 30, **sampling)
+    other = request("other", PROMPTS[1], 30)
     engine.prefill(penalized, other)
     engine.run()
     assert set(engine.written["penalized"]) == {1}
@@ -243,7 +241,8 @@ def test_a_request_that_must_not_end_yet_gets_no_draft_nodes(
     one = request("one", PROMPTS[0], 60, min_new_tokens=8)
     engine.prefill(one)
     engine.run(*[lambda: None] * 9, lambda: engine.retract(one), lambda: engine.prefill(one))
-    first, again = engine.written["one"][:9], engine.written["one"][10:]
+    first = engine.written["one"][:9]
+    again = engine.written["one"][10:]
     for steps in (first, again):  # of a text that was just read, which gave one token
         assert steps[:7] == [1] * 7
         assert max(steps[7:]) > 1
@@ -268,10 +267,8 @@ def test_extra_arguments_that_are_malformed_are_left_out_alone(
     drafter: RequestDrafter, malformed: Any, is_ahead: bool
 ) -> None:
     engine = scheduler(drafter, is_ahead=is_ahead)
-    faulty, other = (
-        request("faulty", PROMPTS[0], 30, custom_params=malformed),
-        request("other", PROMPTS[1], 30),
-    )
+    faulty = request("faulty", PROMPTS[0], 30, custom_params=malformed)
+    other = request("other", PROMPTS[1], 30)
     engine.prefill(faulty, other)
     engine.run()
     assert [written(one) for one in (faulty, other)] == [expected(one) for one in (faulty, other)]
@@ -349,7 +346,8 @@ class OneText:
     """A matcher of one sequence of tokens."""
 
     def __init__(self, tokens: list[int], place: int = 0) -> None:
-        self.tokens, self.place = tokens, place
+        self.tokens = tokens
+        self.place = place
 
     def accept(self, token: int) -> bool:
         if self.place >= len(self.tokens) or token != self.tokens[self.place]:
@@ -376,12 +374,12 @@ class KnownGrammar:
         self.tokens = tokens
 
 
-def grammar_of_known(asked: KnownGrammar) -> Grammar:
+def grammar_of_known(known_grammar: KnownGrammar) -> Grammar:
     text = [b"%d" % token for token in range(VOCABULARY)]
-    return Grammar(GrammarDefinition(lambda: OneText(asked.tokens), text))
+    return Grammar(GrammarDefinition(lambda: OneText(known_grammar.tokens), text))
 
 
-def broken(asked: KnownGrammar) -> Grammar:
+def broken(known_grammar: KnownGrammar) -> Grammar:
     raise ValueError("not this one")
 
 
@@ -396,7 +394,8 @@ def test_the_grammar_of_a_request_is_asked(
     engine = scheduler(drafter, is_ahead=is_ahead)
     unknown = [request(rid, [190, 191], 40) for rid in ("first", "second")]
     for one in unknown:
-        one.grammar, one.grammar_key = KnownGrammar(expected(one)), ("known", "text")
+        one.grammar = KnownGrammar(expected(one))
+        one.grammar_key = ("known", "text")
     engine.prefill(unknown[0])
     engine.run(lambda: engine.retract(unknown[0]), lambda: engine.prefill(unknown[0]))
     steps = engine.steps

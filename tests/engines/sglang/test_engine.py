@@ -49,7 +49,8 @@ def output(answer: dict[str, Any]) -> list[int]:
 @pytest.fixture(scope="module")
 def rounds(model: Path) -> list[list[dict[str, Any]]]:
     """Rounds of requests of different lengths, one with an end token, and one with a grammar."""
-    chance, vocabulary = np.random.default_rng(0), len(text_tokenizer())
+    chance = np.random.default_rng(0)
+    vocabulary = len(text_tokenizer())
     lengths = [(7, 90), (60, 80), (14, 12), (9, 70), (100, 60), (5, 100), (30, 1)]
     together = [
         {
@@ -83,7 +84,8 @@ def datastore(
     model: Path, rounds: Any, plain: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """What will be written, with wrong continuations that are more frequent than the right ones."""
-    folder, chance = tmp_path_factory.mktemp("datastore"), np.random.default_rng(1)
+    folder = tmp_path_factory.mktemp("datastore")
+    chance = np.random.default_rng(1)
     build_quick(write_jsonl(folder / "texts.jsonl", documents(20)), model, folder / "empty")
     like = Datastore.open(folder / "empty")
     texts = []
@@ -272,5 +274,5 @@ def test_datastores_of_another_tokenizer_are_refused_before_the_model_is_loaded(
 def test_the_log_says_at_the_start_what_is_drafted_from(drafted: Any, datastore: Path) -> None:
     log = (drafted[1] / "run" / "log").read_text()
     assert log.count("rest-store: drafts from ") == 1
-    assert f"rest-store: drafts from {datastore}, memory, prompt, logits; trees of 8 nodes" in log
+    assert f"rest-store: drafts from {datastore}, outputs, prompt, logits; trees of 8 nodes" in log
     assert log.count("rest-store: on cpu, SGLang verifies greedily, requests that sample, too") == 1

@@ -86,7 +86,8 @@ def drafted(model: Path, rounds: Any, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.parametrize("name", ASKED)
 def test_texts_are_those_without_drafts(plain: Any, drafted: Any, name: str, time: int) -> None:
     index = list(ASKED).index(name)
-    one, expected = drafted[time][0][index], plain[0][index]
+    one = drafted[time][0][index]
+    expected = plain[0][index]
     assert one["output_ids"] == expected["output_ids"]
     assert one["text"] == expected["text"]
     assert one["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]

@@ -62,17 +62,19 @@ class TestInSglang:
         monkeypatch.delattr(ngram_worker.NGRAMWorker, "_prepare_draft_tokens")
         with pytest.raises(ArgumentError) as raised:
             _require_seam()
-        assert str(raised.value).startswith("SGLang 0.5.23: what the plug-in relies on is ")
+        assert str(raised.value).startswith(
+            "SGLang 0.5.23 differs from 0.5.23, on which the plug-in relies: "
+        )
         from rest_store.engines.sglang.seam import all_differences
 
-        found = all_differences(worker)
+        phrases = all_differences(worker)
         assert (
             "sglang.srt.speculative.ngram_worker:NGRAMWorker._prepare_draft_tokens is absent"
-            in found
+            in phrases
         )
-        assert "NGRAMWorker.__init__ sets cache_of_trees" in found
-        assert "NGRAMWorker.__init__ no longer sets topk" in found
-        assert "NGRAMWorker.clear_cache_pool uses ngram_corpus.forget" in found
+        assert "NGRAMWorker.__init__ sets cache_of_trees" in phrases
+        assert "NGRAMWorker.__init__ no longer sets topk" in phrases
+        assert "NGRAMWorker.clear_cache_pool uses ngram_corpus.forget" in phrases
 
     def test_corpora_of_its_own_lookup_are_refused_by_name(self, worker: Any) -> None:
         """`ExternalCorpusManager` refuses them, which the scheduler has for host drafters."""

@@ -34,7 +34,8 @@ class Server:
     """The block of the page, which is run as it is but for the model, the memory and the port."""
 
     def __init__(self, model: Path, place: Path, name: str = "log") -> None:
-        self.memory, self.log = place / "memory.ds", place / name
+        self.memory = place / "memory.ds"
+        self.log = place / name
         [block] = blocks(section(PAGES["docs/how-to/sglang.md"], "On a CPU"))
         prepare, _, script = block.text.strip().rpartition("\n")
         assert prepare == "make setup-sglang"
@@ -79,8 +80,8 @@ class Server:
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def generate(self, **sampling: Any) -> Any:
-        asked = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True, **sampling}
-        return self.ask("/generate", {"input_ids": PROMPT, "sampling_params": asked})
+        params = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True, **sampling}
+        return self.ask("/generate", {"input_ids": PROMPT, "sampling_params": params})
 
     def has(self, namespace: str, tokens: list[int]) -> bool:
         """Return whether a namespace of the memory has a text."""
@@ -111,7 +112,7 @@ def test_what_was_asked_before_is_drafted_from_memory(server: Server) -> None:
         assert again["output_ids"] == first["output_ids"]
         assert again["meta_info"]["spec_verify_ct"] < 8 < first["meta_info"]["spec_verify_ct"]
     log = server.log.read_text()
-    assert "rest-store: drafts from memory, prompt, logits; trees of 16 nodes" in log
+    assert "rest-store: drafts from outputs, prompt, logits; trees of 16 nodes" in log
     assert log.count("rest-store: no drafts (references)") == 3
 
 

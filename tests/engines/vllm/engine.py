@@ -24,7 +24,8 @@ LENGTH = 160  # of the longest text, with its prompt
 ROWS = 6
 CHUNK = 48  # tokens of a step, so that longer prompts are read in several
 # Blocks of the cache; in the second one ROWS of the longest texts have no room.
-PLENTIFUL, SCARCE = 64, 10
+PLENTIFUL = 64
+SCARCE = 10
 
 _SETTINGS: dict[str, Any] = {
     "dtype": "float32",  # other types differ between batch sizes by themselves
@@ -124,7 +125,9 @@ def answers(
     """
     from vllm import SamplingParams
 
-    llm_engine, waiting, step = llm.llm_engine, list(enumerate(requests)), 0
+    llm_engine = llm.llm_engine
+    waiting = list(enumerate(requests))
+    step = 0
     texts: list[list[int]] = [[] for _ in requests]
     while waiting or llm_engine.has_unfinished_requests():
         while waiting and (waiting[0][1].after <= step or not llm_engine.has_unfinished_requests()):

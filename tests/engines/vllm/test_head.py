@@ -18,7 +18,8 @@ def head(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from safetensors.torch import load_file, save_file
 
-    folder, layer = tmp_path_factory.mktemp("head"), "model.layers.0."
+    folder = tmp_path_factory.mktemp("head")
+    layer = "model.layers.0."
     config = json.loads((model / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
     weights = {

@@ -61,7 +61,7 @@ def test_one_worker_drafts_remembers_and_counts(
         totals, others = llm.collective_rpc(in_worker)
     own = sum(count for (name, _), count in totals.items() if name == "accepted_tokens")
     assert 0 < own <= accepted
-    assert totals["source_accepted_tokens", "memory"] > 0
+    assert totals["source_accepted_tokens", "outputs"] > 0
     assert not [label for name, label in totals if name == "errors"]
     assert not totals.get(("dropped_documents", ""))
     assert others is None

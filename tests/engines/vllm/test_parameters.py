@@ -47,21 +47,21 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-def parameters(given: dict[str, Any]) -> Any:
+def parameters(arguments: dict[str, Any]) -> Any:
     """Return new ones: an engine changes them."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    shape = given.get("structured_outputs")
+    shape = arguments.get("structured_outputs")
     own = {} if shape is None else {"structured_outputs": StructuredOutputsParams(**shape)}
-    return SamplingParams(**{"temperature": 0.0, "max_tokens": MOST, **given, **own})
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": MOST, **arguments, **own})
 
 
-def finished(llm: Any, prompt: list[int], asked: Sequence[dict[str, Any]]) -> list[Any]:
+def finished(llm: Any, prompt: list[int], choices: Sequence[dict[str, Any]]) -> list[Any]:
     """Return the results of requests that run together."""
-    prompts = [{"prompt_token_ids": prompt} for _ in asked]
+    prompts = [{"prompt_token_ids": prompt} for _ in choices]
     results: list[Any] = llm.generate(
-        prompts, [parameters(given) for given in asked], use_tqdm=False
+        prompts, [parameters(arguments) for arguments in choices], use_tqdm=False
     )
     return results
 
@@ -170,11 +170,11 @@ def test_log_probabilities_are_those_without_drafts(
 def test_beams_are_those_without_drafts(plain: Any, drafted: Any, prompt: list[int]) -> None:
     from vllm.sampling_params import BeamSearchParams
 
-    asked = BeamSearchParams(beam_width=2, max_tokens=6)
+    choices = BeamSearchParams(beam_width=2, max_tokens=6)
     beams = [
         [
             sequence.tokens
-            for sequence in llm.beam_search([{"prompt_token_ids": prompt}], asked)[0].sequences
+            for sequence in llm.beam_search([{"prompt_token_ids": prompt}], choices)[0].sequences
         ]
         for llm in (plain, drafted)
     ]

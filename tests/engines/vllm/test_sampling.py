@@ -24,8 +24,8 @@ SAMPLED = {"temperature": 0.4, "ignore_eos": True}
 def sampled(llm: Any, prompt: list[int], seeds: range, most: int) -> list[list[int]]:
     from vllm import SamplingParams
 
-    asked = [SamplingParams(**SAMPLED, seed=seed, max_tokens=most) for seed in seeds]
-    results = llm.generate([{"prompt_token_ids": prompt} for _ in asked], asked, use_tqdm=False)
+    params = [SamplingParams(**SAMPLED, seed=seed, max_tokens=most) for seed in seeds]
+    results = llm.generate([{"prompt_token_ids": prompt} for _ in params], params, use_tqdm=False)
     return [list(result.outputs[0].token_ids) for result in results]
 
 

@@ -42,7 +42,7 @@ def test_each_speculator_proposes_as_the_table_says() -> None:
     }
     assert len(speculators) > 10
     assert [
-        found for one in speculators if (found := difference(PROPOSE, one.propose)) is not None
+        phrase for one in speculators if (phrase := difference(PROPOSE, one.propose)) is not None
     ] == []
 
 

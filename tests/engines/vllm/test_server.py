@@ -157,9 +157,11 @@ def ask(client: Any, request: Request, most: int, **chosen: Any) -> tuple[list[i
 
 def tokens_of(client: Any, request: Request, most: int) -> list[int]:
     """The token ids of an answer, as they are streamed."""
-    asked = {"temperature": 0.0, "max_tokens": most, "stream": True}
+    options = {"temperature": 0.0, "max_tokens": most, "stream": True}
     extra = {"return_token_ids": True, "ignore_eos": True}
-    stream = client.completions.create(model="m", prompt=request.prompt, extra_body=extra, **asked)
+    stream = client.completions.create(
+        model="m", prompt=request.prompt, extra_body=extra, **options
+    )
     return [token for piece in stream for token in piece.choices[0].token_ids or []]
 
 
@@ -195,8 +197,8 @@ def test_a_tenants_answers_are_drafted_for_no_other(
         assert figures["tokens"] == 80
         steps.append(figures["steps"])
         if tenant != "none":
-            with LiveDatastore.open(live, read_only=True) as kept:
-                own = kept.namespace(tenant)
+            with LiveDatastore.open(live, read_only=True) as remembered_outputs:
+                own = remembered_outputs.namespace(tenant)
                 until(partial(is_remembered, own, texts[1]))
     first, other, again, unknown = steps
     assert again < min(first, other, unknown) / 2
@@ -224,7 +226,8 @@ def test_tokens_of_a_prediction_are_counted(
 
     Where a step ends just before such a place, nothing of the other text is verified.
     """
-    own, other = texts[3], texts[5]
+    own = texts[3]
+    other = texts[5]
     prediction = [*requests[3].prompt, *own[:20], *other[:8], *own[20:43], *other[8:16]]
     prediction += [*own[43:64], *other[16:24]]
     # This namespace has not written the text: where it is remembered, memory is believed instead.
@@ -249,9 +252,9 @@ def test_answers_outlive_the_server(
     tokens, _ = ask(client, requests[8], 90, namespace="a", datastores=[])
     assert tokens == texts[8]
     server.stop()
-    with LiveDatastore.open(live, read_only=True) as kept:
-        assert kept.namespace("a").count(texts[8][-64:]) == 1
-        assert kept.namespace("b").count(texts[8][-8:]) == 0
+    with LiveDatastore.open(live, read_only=True) as remembered_outputs:
+        assert remembered_outputs.namespace("a").count(texts[8][-64:]) == 1
+        assert remembered_outputs.namespace("b").count(texts[8][-8:]) == 0
     again = Server(model, settings, live.with_name("log-again"))
     try:
         with client_of(again) as other:

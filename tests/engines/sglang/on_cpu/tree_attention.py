@@ -35,13 +35,13 @@ def _forward_extend(
         return plain(backend, q, k, v, layer, batch, *rest, **named)
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-    nodes, rows = batch.spec_info.draft_token_num, batch.batch_size
-    pool, written = (
-        backend.token_to_kv_pool,
-        KVWriteLoc(batch.out_cache_loc, backend.swa_out_cache_loc),
-    )
+    nodes = batch.spec_info.draft_token_num
+    rows = batch.batch_size
+    pool = backend.token_to_kv_pool
+    written = KVWriteLoc(batch.out_cache_loc, backend.swa_out_cache_loc)
     pool.set_kv_buffer(layer, written, k, v)
-    keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+    keys = pool.get_key_buffer(layer.layer_id)
+    values = pool.get_value_buffer(layer.layer_id)
     queries = q.view(rows, nodes, layer.tp_q_head_num, layer.qk_head_dim).transpose(1, 2)
     trees = batch.spec_info.custom_mask.view(rows, nodes, nodes).bool()
     attended = torch.empty(rows, nodes, layer.tp_q_head_num, layer.v_head_dim, dtype=q.dtype)

@@ -22,7 +22,8 @@ def interpret_kernels() -> None:
 
     driver = SimpleNamespace(is_active=lambda: False)
     backends.backends = {**backends.backends, "cpu": SimpleNamespace(driver=driver, compiler=None)}
-    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    load = InterpreterBuilder.create_masked_load
+    store = InterpreterBuilder.create_masked_store
 
     def create_masked_load(self: Any, pointers: Any, mask: Any, *others: Any) -> Any:
         mask.data = mask.data.astype(bool)
@@ -41,7 +42,8 @@ def interpret_kernels() -> None:
             lambda *bounds, **options: map(interpreter._implicit_cvt, numbers(*bounds)),
         )
 
-    patch, interpreter._patch_lang_core = interpreter._patch_lang_core, patch_lang_core
+    patch = interpreter._patch_lang_core
+    interpreter._patch_lang_core = patch_lang_core
     InterpreterBuilder.create_masked_load = create_masked_load
     InterpreterBuilder.create_masked_store = create_masked_store
 

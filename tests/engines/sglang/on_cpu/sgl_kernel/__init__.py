@@ -18,8 +18,8 @@ def assign_extend_cache_locs_cpu(
 ) -> None:
     """Write the cache's slots for the tokens `start` to `end` of each request in turn."""
     ranges = zip(requests.tolist(), start.tolist(), end.tolist(), strict=True)
-    found = torch.cat([slots[request, first:last] for request, first, last in ranges])
-    out[: found.numel()] = found.to(out.dtype)
+    indices = torch.cat([slots[request, first:last] for request, first, last in ranges])
+    out[: indices.numel()] = indices.to(out.dtype)
 
 
 def assign_req_to_token_pool_cpu(

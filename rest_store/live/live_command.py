@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +91,9 @@ def _sharing_text(info: LiveInfo) -> str:
 @live.command(
     epilog="""\b
 Examples:
-  rest-store live add memory answers.jsonl --max-tokens 20000000 \\
+  rest-store live add history answers.jsonl --max-tokens 20000000 \\
       --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct
-  rest-store live add memory answers.jsonl --json | jq -r '.ids[]' > ids.txt""",
+  rest-store live add history answers.jsonl --json | jq -r '.ids[]' > ids.txt""",
 )
 @click.argument("directory", metavar="DIR", type=PATH)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
@@ -172,7 +173,7 @@ def add(
         max_epochs=max_epochs,
         shared_after=shared_after,
     ) as store:
-        for batch in batches(document for corpus in corpora for document in corpus):
+        for batch in batches(chain.from_iterable(corpora)):
             encoded = []
             digests = []
             for document, document_tokens in zip(
@@ -228,7 +229,7 @@ def add(
         click.echo(f"refused: {one_line(counts.refusal)}")
 
 
-@live.command(epilog="Example: rest-store live delete memory notes 0f3a")
+@live.command(epilog="Example: rest-store live delete history notes 0f3a")
 @click.argument("directory", metavar="DIR", type=PATH)
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @json_option
@@ -243,7 +244,7 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
     click.echo(f"{directory}: {count:,} of {counted(named, 'document')} deleted")
 
 
-@live.command(epilog="Example: rest-store live export memory --out memory.ds")
+@live.command(epilog="Example: rest-store live export history --out history.ds")
 @click.argument("directory", metavar="DIR", type=PATH)
 @click.option(
     "--out",

@@ -254,7 +254,7 @@ def _token_text(value: object) -> str | None:
 
 
 def _is_path(name: str) -> bool:
-    """Whether this is a path, not a name on the hub (`name` or `owner/name`)."""
+    """Return whether this is a path, not a name on the hub (`name` or `owner/name`)."""
     return (
         name.startswith((".", "/", "~"))
         or name.count("/") > 1

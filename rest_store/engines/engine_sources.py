@@ -24,8 +24,8 @@ from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, require_sources
+from rest_store.engines.engine_settings import EngineSettings
 from rest_store.engines.scopes import Scope, Scopes
-from rest_store.engines.settings import EngineSettings
 from rest_store.errors import (
     DeadlineError,
     QueryError,
@@ -44,8 +44,8 @@ class RequestSources(NamedTuple):
     """The sources of one request.
 
     Attributes:
-        datastores: datastores and services; the memory of its scope, if there is one.
-        scope: the memory, logits and grammars that it shares with other requests.
+        datastores: datastores and services; the target of its scope, if there is one.
+        scope: the outputs, logits and grammars that it shares with other requests.
         places: for each source of its session, its index among `EngineSources.names`.
     """
 
@@ -55,9 +55,9 @@ class RequestSources(NamedTuple):
 
     @property
     def target(self) -> RememberTarget | None:
-        """What its output is added to; None: it is not remembered."""
-        memory: RememberTarget | None = self.scope.memory
-        return memory
+        """The store or service to which its output is added; None: it is not remembered."""
+        target: RememberTarget | None = self.scope.target
+        return target
 
 
 class EngineSources:
@@ -108,26 +108,26 @@ class EngineSources:
         self.labels: list[str] = []
         self._sources: list[Any] = []
         self._names_of: list[Collection[str]] = []  # of each source, for requests that choose
-        self._memory_place = -1  # index of the source that outputs are added to
+        self._target_place = -1  # index of the source that outputs are added to
         with ExitStack() as stack:
             for location, names in locations.items():
                 is_remembered = location == self._remembered
                 opened = self._open(location, is_remembered, log)
                 stack.callback(opened.close)
                 kinds = _kinds_of(opened, settings.namespace if is_remembered else "")
-                label = "memory" if is_remembered else names[0]
+                label = "outputs" if is_remembered else names[0]
                 for kind, source in kinds.items():
                     if is_remembered and not kind:
-                        self._memory_place = len(self._sources)
+                        self._target_place = len(self._sources)
                     self.labels.append(f"{label}/{kind}" if kind else label)
                     self._sources.append(source)
                     self._names_of.append(() if is_remembered else names)
                 if is_remembered:
-                    self._memory_back_end = opened
+                    self._target_back_end = opened
             require_sources(where, [*self._sources, PromptLookup()])
             self._require_same_tokenizers(vocabulary_size)
             namespaces = dict.fromkeys([settings.namespace, *settings.namespaces])
-            self._scopes = Scopes(self._memory, [*namespaces])
+            self._scopes = Scopes(self._open_target, [*namespaces])
             self._stack = stack.pop_all()
         self.labels += ["prompt", "logits"]
         self.names = [*self.labels, "grammar"]
@@ -139,18 +139,18 @@ class EngineSources:
 
     @property
     def target(self) -> RememberTarget | None:
-        """What outputs are added to unless a request chooses; None: nothing is remembered."""
-        memory: RememberTarget | None = self._scopes.get(self._settings.namespace, "").memory
-        return memory
+        """The target of requests that choose no namespace; None: nothing is remembered."""
+        target: RememberTarget | None = self._scopes.get(self._settings.namespace, "").target
+        return target
 
-    def _memory(self, namespace: str) -> Any:
-        """Return the memory of one namespace; None: nothing is remembered."""
-        if self._memory_place < 0:
+    def _open_target(self, namespace: str) -> Any:
+        """Return the target of one namespace; None: nothing is remembered."""
+        if self._target_place < 0:
             return None
         if namespace == self._settings.namespace:
-            return self._sources[self._memory_place]
-        if isinstance(self._memory_back_end, Store):
-            live: Any = self._memory_back_end
+            return self._sources[self._target_place]
+        if isinstance(self._target_back_end, Store):
+            live: Any = self._target_back_end
             return live.namespace(namespace)
         from rest_store.service.client.client import DatastoreClient  # loads gRPC
 
@@ -208,8 +208,10 @@ class EngineSources:
                 self._identity = store.tokenizer
             self._identity.require_same(store.tokenizer, store.path)
             if store.vocabulary_size > vocabulary_size:
-                found, expected = store.vocabulary_size, f"at most the model's {vocabulary_size}"
-                raise QueryError(describe(store.path, "vocabulary size", found, expected))
+                expected = f"at most the model's {vocabulary_size}"
+                raise QueryError(
+                    describe(store.path, "vocabulary size", store.vocabulary_size, expected)
+                )
 
     @property
     def stores(self) -> Sequence[Store]:
@@ -217,10 +219,10 @@ class EngineSources:
         return [source for source in self._sources if isinstance(source, Store)]
 
     def refresh(self, report: Callable[[Exception], object]) -> None:
-        """Read the latest outputs of memories that have changed, where an engine wants them.
+        """Read the latest outputs of targets that have changed, if an engine wants them.
 
         Args:
-            report: called with the error of each memory that cannot be read.
+            report: called with the error of each target that cannot be read.
         """
         for scope in self._scopes:
             try:
@@ -257,11 +259,11 @@ class EngineSources:
         adapter: str = "",
         report: Callable[[str | Exception], object] | None = None,
     ) -> RequestSources:
-        """Return the sources of a request. Whatever the settings do not name is left out.
+        """Return the sources of a request, without names that the settings do not have.
 
         Args:
             namespace: that the request names; None: the engine's own. With another than those of
-                the settings, it has no memory, and shares nothing.
+                the settings, nothing is remembered or shared.
             datastores: names that the request names, a list or one of them; None: all.
             adapter: name of the LoRA adapter that writes it; "": the model alone.
             report: called with the reason for each that is left out.
@@ -271,19 +273,21 @@ class EngineSources:
         places = self._places(datastores, report)
         is_default = scope is self._scopes.get(self._settings.namespace, "")
         sources: list[Any] = []
-        kept: list[int] = []
+        indices: list[int] = []
         for place, source in enumerate(self._sources):
-            if place == self._memory_place:
-                source = scope.memory
+            if place == self._target_place:
+                source = scope.target
             elif self._names_of[place]:
                 source = source if place in places else None
-            elif not is_default:  # other texts beside the memory are those of the engine's own
+            elif (
+                not is_default
+            ):  # the other texts of the target belong to the engine's own requests
                 source = None
             if source is not None:
                 sources.append(source)
-                kept.append(place)
+                indices.append(place)
         count = len(self._sources)
-        return RequestSources(sources, scope, [*kept, count, count + 1, count + 2])
+        return RequestSources(sources, scope, [*indices, count, count + 1, count + 2])
 
     def _scope(
         self, namespace: object, adapter: str, report: Callable[[str | Exception], object]
@@ -291,8 +295,8 @@ class EngineSources:
         name = self._settings.namespace if namespace is None else namespace
         names = self._scopes.namespaces
         if name not in names:
-            found, expected = reprlib.repr(name), f"one of {', '.join(map(repr, names))}"
-            report(describe("request", "namespace", found, expected))
+            expected = f"one of {', '.join(map(repr, names))}"
+            report(describe("request", "namespace", reprlib.repr(name), expected))
             return Scope(None)
         try:
             return self._scopes.get(str(name), adapter)
@@ -309,9 +313,9 @@ class EngineSources:
         names = datastores if isinstance(datastores, list | tuple) else [datastores]
         places = set()
         for name in names:
-            of_name = [place for place, known in enumerate(self._names_of) if name in known]
-            places.update(of_name)
-            if not of_name:
+            named = [place for place, known in enumerate(self._names_of) if name in known]
+            places.update(named)
+            if not named:
                 expected = f"one of {', '.join(map(repr, self._settings.locations)) or 'none'}"
                 report(describe("request", "a datastore", reprlib.repr(name), expected))
         return places
@@ -362,12 +366,12 @@ class EngineSources:
     def close(self) -> None:
         """Write queued outputs, for two seconds at most, and close all sources."""
         for scope in self._scopes:
-            memory = scope.memory
-            if memory is None:
+            target = scope.target
+            if target is None:
                 continue
-            flush(memory)
-            if memory not in self._sources and not isinstance(memory, Store):
-                memory.close()
+            flush(target)
+            if target not in self._sources and not isinstance(target, Store):
+                target.close()
         self._stack.close()
 
 

@@ -11,7 +11,7 @@ from rest_store.engines.request import Tokens
 _MAX_ARRAYS = 16  # on the device, of at most 1 MB each
 
 
-class DeviceMemory:
+class DeviceOutputs:
     """Copies of arrays of remembered outputs on a device. Not thread-safe.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rest_store.drafting.top_k import most_likely
+from rest_store.drafting.most_likely import most_likely
 
 
 class TopTokens(NamedTuple):

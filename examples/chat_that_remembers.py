@@ -1,6 +1,6 @@
 """Chat with a model that drafts from its own earlier answers, those of earlier chats included.
 
-python examples/chat_with_memory.py MODEL memory
+python examples/chat_that_remembers.py MODEL history
 """
 
 import click
@@ -11,16 +11,16 @@ import rest_store
 
 @click.command()
 @click.argument("model")
-@click.argument("memory", type=click.Path(file_okay=False))
+@click.argument("history", type=click.Path(file_okay=False))
 @click.option("--max-new-tokens", default=256, show_default=True, help="Most tokens of an answer.")
-def main(model: str, memory: str, max_new_tokens: int) -> None:
-    """Chat with MODEL. Its answers are kept in the directory MEMORY.
+def main(model: str, history: str, max_new_tokens: int) -> None:
+    """Chat with MODEL. Its answers are kept in the directory HISTORY.
 
     An empty line or Ctrl-D ends the chat.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)
     with rest_store.LiveDatastore.open(
-        memory, tokenizer=tokenizer, max_tokens=20_000_000
+        history, tokenizer=tokenizer, max_tokens=20_000_000
     ) as answers:
         sources = [answers, rest_store.PromptLookup(), rest_store.RecycledLogits()]
         generator = rest_store.Generator(

@@ -151,10 +151,10 @@ def build(
         specs = tuple(CorpusSpec(path, *reading) for path in corpora)
         progress = ProgressLine(sys.stderr) if not quiet and ProgressLine.fits(sys.stderr) else None
         summary = build_datastore(BuildOptions(specs, out=out, **options), progress)
-    if as_json:
-        click.echo(json.dumps(asdict(summary), sort_keys=True))
-    elif not quiet:
-        click.echo(summary_text(summary))
+        if as_json:
+            click.echo(json.dumps(asdict(summary), sort_keys=True))
+        elif not quiet:
+            click.echo(summary_text(summary))
     if summary.lost:
         context.exit(_LOST_STATUS)
 
@@ -170,6 +170,8 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
         except KeyboardInterrupt:
             message = "interrupted" + _resume_hint(out)
             status = _INTERRUPTED_STATUS
+        except BrokenPipeError:  # the reader has gone, and click ends without a word
+            raise
         except (RestStoreError, OSError) as error:
             # A ResumeError names the remedy itself.
             hint = "" if isinstance(error, ResumeError) else _resume_hint(out)

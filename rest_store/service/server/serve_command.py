@@ -20,7 +20,7 @@ from rest_store.errors import ArgumentError
 from rest_store.service.address import Address
 from rest_store.service.bearer_tokens import TOKEN_VARIABLE
 from rest_store.service.server.service_limits import ServiceLimits
-from rest_store.service.server.workers import fork_workers
+from rest_store.service.server.worker_processes import fork_workers
 from rest_store.version import __version__
 
 if TYPE_CHECKING:

@@ -69,11 +69,11 @@ class EngineSettings:
         remember: a live datastore that outputs are added to, and that is drafted from, too: a new
             or existing directory, or the location of one in a service; None: nothing is remembered.
         shared_after: of `remember` where it is a directory: drafts tell the group of a request of
-            what other groups wrote once so many groups have written it, 1..64; None: as it was
-            opened last.
+            another group's text once so many groups have written it, 1..64; None: as it was opened
+            last.
         namespace: of `remember`: outputs are added to it, and only its documents are drafted from.
-        namespaces: others that a request may choose. What requests of one namespace have written is
-            drafted for no request of another, from memory or from recycled logits.
+        namespaces: others that a request may choose. The text of one namespace's requests is
+            drafted for no request of another, from remembered outputs or from recycled logits.
         drafting: "local": datastores from elsewhere are copied, and the copies of live ones follow
             them; "remote": each step asks their services for drafts.
         cache: directory for the copies; None: `~/.cache/rest-store`.
@@ -145,9 +145,9 @@ class EngineSettings:
                 is one line.
         """
         if not isinstance(settings, Mapping):
-            found = "absent" if settings is None else f"a {type(settings).__name__}"
+            actual = "absent" if settings is None else f"a {type(settings).__name__}"
             raise ArgumentError(
-                describe(where, "the object of settings", found, "{'datastores': [...]}")
+                describe(where, "the object of settings", actual, "{'datastores': [...]}")
             )
         known = [field.name for field in fields(cls)]
         for name, value in settings.items():

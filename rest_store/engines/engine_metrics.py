@@ -104,8 +104,8 @@ class EngineMetrics:
         self.count("errors", label=where)
         text = error if isinstance(error, str) else error_text(error)
         reason = " ".join(text[:_MAX_REASON_LENGTH].split())  # on one line
-        of_kind = list(self._reasons.values()).count(where)
-        has_room = of_kind < _MAX_REASONS_OF_KIND and len(self._reasons) < _MAX_REASONS
+        same_kind = list(self._reasons.values()).count(where)
+        has_room = same_kind < _MAX_REASONS_OF_KIND and len(self._reasons) < _MAX_REASONS
         if reason not in self._reasons and has_room:
             self._reasons[reason] = where
             self._log.warning("rest-store: no drafts (%s): %s; said once", where, reason)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from rest_store.bench.record import record
+from rest_store.bench.record_command import record
 from rest_store.bench.replay_command import replay_command
 from rest_store.bench.report import report
-from rest_store.bench.speed import speed
+from rest_store.bench.speed_command import speed
 from rest_store.command_options import SETTINGS, Group
 
 

@@ -39,7 +39,7 @@ from rest_store.terminal import loading
     epilog="""\b
 Examples:
   rest-store generate --model M.gguf --datastore py.ds --prompt "def add("
-  rest-store generate --model M.gguf --datastore py.ds --remember memory"""
+  rest-store generate --model M.gguf --datastore py.ds --remember history"""
 )
 @model_option
 @click.option(
@@ -78,7 +78,7 @@ Examples:
     metavar="TEXT",
     multiple=True,
     show_default="the lines of standard input; typed, Ctrl-C ends a text and Ctrl-D the command",
-    help="What to continue. Repeatable.",
+    help="Text to continue. Repeatable.",
 )
 @click.option(
     "--chat/--no-chat",

@@ -155,7 +155,7 @@ def lookup(record: object, field: str) -> object:
 
 
 def has_field(record: object, field: str | None) -> bool:
-    """Whether a record has the field, or, without a field, a known layout."""
+    """Return whether a record has the field, or, without a field, a known layout."""
     if not isinstance(record, Mapping):
         return False
     if field is None:
