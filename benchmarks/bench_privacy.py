@@ -7,9 +7,9 @@
   asked (area under the ROC curve of the tokens a step; 0.5: they tell nothing)? Reading: runs of
   tokens that a step brought are taken for text of the datastore; how many tokens of them are in the
   documents of one tenant alone.
-- cost: the third runs of an agent on tasks of one repository are replayed, while a live datastore
-  has the earlier runs of the other tasks, or also those of the same task. Each task is a tenant.
-  M, tokens per forward pass, of sessions with prompt lookup.
+- cost: the third runs of an agent are replayed, while a live datastore has the earlier runs of the
+  other tasks of the repository, or also those of the same task. Each task is a tenant. M, tokens
+  per forward pass, of sessions with prompt lookup.
 
 Both for several values of `shared_after`.
 """
@@ -50,7 +50,7 @@ from rest_store.live.live_datastore import LiveDatastore
 ATTACKED = (1, 2)  # values of `shared_after`
 COSTS = (1, 2, 3, 5)
 ATTACKER = "attacker"
-MIN_TASKS = 5  # of a repository
+MIN_TASKS = 5  # of a repository, with earlier runs
 MAX_PROMPT = 200  # tokens of a prompt of the attack
 MIN_READ = 3  # tokens of a step's draft that are taken for text of the datastore
 KINDS = ("asked by one tenant", "asked by two tenants", "asked by nobody")
@@ -248,13 +248,13 @@ def costs(
                 outcomes = []
                 by_repository = {}
                 for repository, tasks in replayed.items():
-                    if len(tasks) < MIN_TASKS:
-                        continue
                     known = {
                         task: own
                         for task, own in earlier.items()
                         if repository_of(task) == repository
                     }
+                    if len(known) < MIN_TASKS:
+                        continue
                     outcome = cost(tasks, known, shared_after, nodes, knows_own=knows_own)
                     outcomes.append(outcome)
                     by_repository[repository] = outcome.as_json()["M"]

@@ -7,11 +7,18 @@ last. Of the first two, folds 0..6 of 10 are fitted to, by the fixed hash of `re
 
 In some of the replays a live datastore is among the sources: it holds the recordings before the one
 that is replayed, or all recordings of other tasks. The recycled logits are new in some of the
-replays; in the others they have learnt from these recordings, as shared logits do. The trees of
-steps with a live datastore are fitted to the replays with one, and the trees of steps without one
-to the others. The package's calibration has had two fits, with --row-share 0.2 and then with
---live-only --trees 700. The first began (--start) with the calibration of the release before, the
-second with the result of the first.
+replays; in the others they have learnt from these recordings, as shared logits do. There are three
+kinds of trees, each fitted to replays of its own:
+
+- frozen: steps with recycled logits and without a live datastore
+- live: steps with both
+- text: steps without recycled logits, as in engines and services that are not shown any. Runs of an
+  agent (--agent) are replayed for these alone, with the datastores --agent-datastore, which have
+  the tokenizer of these runs.
+
+The package's calibration has had three fits: with --row-share 0.2 of the frozen and live kinds,
+with --only live --trees 700, and with --only text --row-share 0.2. The first began
+(--start) with the calibration of the release before, the others with the result of the fit before.
 
 `rest-store bench replay --calibration` shows its worth for the other folds. The same data, release
 and --start give the same bytes in any process. A fit takes about 15 GB of memory.
@@ -69,7 +76,9 @@ class Job(NamedTuple):
     budgets: Sequence[tuple[int, int]] = ((24, 0),)
 
 
+KINDS = ("frozen", "live", "text")
 _RATE = 0.1  # of learning
+_LARGE = ((64, 1),)
 _TWICE = ((24, 0), (64, 1))
 _THRICE = ((24, 0), (24, 2), (64, 1))
 
@@ -133,7 +142,8 @@ def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
     epilog=(
         "Example: python benchmarks/fit_default.py --recordings traces.jsonl.gz --answers"
         " answers.jsonl.gz --chat-answers chat10.jsonl.gz --python python.ds --chat chat.ds"
-        " --chat-without chat90.ds --out new.calibration"
+        " --chat-without chat90.ds --agent runs.jsonl --agent-datastore agent.ds"
+        " --out new.calibration"
     ),
 )
 @recordings_option()
@@ -151,9 +161,29 @@ def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
     help="Calibration that guides the replays.",
 )
 @click.option(
-    "--live-only",
-    is_flag=True,
-    help="Fit only the trees of steps with a live datastore; keep the others.",
+    "--agent",
+    metavar="FILE",
+    type=PATH,
+    required=True,
+    help="Runs of an agent, the first run of each task first.",
+)
+@click.option(
+    "--agent-datastore",
+    "agent_datastores",
+    metavar="DIR",
+    type=PATH,
+    multiple=True,
+    required=True,
+    help="Datastore with the tokenizer of --agent; repeat for more.",
+)
+@click.option(
+    "--only",
+    "kinds",
+    metavar="KIND",
+    type=click.Choice(KINDS),
+    multiple=True,
+    default=KINDS,
+    help=f"Fit only this kind of trees, {', '.join(KINDS)}; repeat for more. Keep the others.",
 )
 @click.option("--trees", metavar="N", default=500, help="Number of boosted trees.")
 @click.option(
@@ -172,7 +202,9 @@ def main(
     chat_without: Path,
     out: Path,
     start: Path | None,
-    live_only: bool,
+    agent: Path,
+    agent_datastores: tuple[Path, ...],
+    kinds: tuple[str, ...],
     trees: int,
     row_share: float,
     every: int,
@@ -185,9 +217,12 @@ def main(
     fit, _ = split(recorded[::every], "fit_default.py")
     fit_answers, _ = split(read_recordings(answers, encode)[::every], "fit_default.py")
     conversation = conversations(chat_answers, encode, every)
+    runs = read_recordings(agent)[::every]
+    agent_stores = [Datastore.open(path) for path in agent_datastores]
     text = PromptLookup()
     logits = RecycledLogits()
     full = [text, logits, code, chats]
+    own_corpora = [text, logits, code, without]
     frozen = [
         Job(fit, full, budgets=_TWICE),
         Job(fit, full, among_others, budgets=_TWICE),
@@ -203,7 +238,7 @@ def main(
         Job(fit_answers, full),
         Job(fit_answers[::3], [text, chats]),
         Job(fit_answers[1::6], [text]),
-        Job(conversation[::4], [text, logits, code, without]),
+        Job(conversation[::4], own_corpora),
         Job(conversation[1::8], [text, without]),
     ]
     with_live = [
@@ -213,45 +248,77 @@ def main(
         Job(shuffled(fit, 2), full, without_logits, True),
         Job(fit, [text, logits], among_others, True),
         Job(shuffled(fit_answers), full, in_turn, True),
-        Job(conversation[1::4], [text, logits, code, without], in_turn, True),
+        Job(conversation[1::4], own_corpora, in_turn, True),
+    ]
+    corpora = [text, code, chats]
+    from_text = [
+        Job(fit, [text], among_others, True),
+        Job(shuffled(fit), [text], in_turn, True),
+        Job(fit, corpora, among_others, True),
+        Job(shuffled(fit, 1), corpora, in_turn, True, _LARGE),
+        Job(fit, corpora, budgets=_TWICE),
+        Job(fit[::2], [text]),
+        Job(shuffled(fit_answers), corpora, in_turn, True),
+        Job(shuffled(fit_answers, 1), [text], in_turn, True),
+        Job(fit_answers, corpora),
+        Job(conversation[1::4], [text, code, without], in_turn, True),
+        Job(conversation[::4], [text, code, without]),
+    ]
+    of_agent = [
+        Job(runs, [text], in_turn, True),
+        Job(runs[::2], [text], among_others, True),
+        Job(runs[1::2], [text, *agent_stores], in_turn, True, _LARGE),
+        Job(runs[::4], [text, *agent_stores]),
     ]
     provenance = {
-        "recordings": [path.name for path in (*recordings, answers, chat_answers)],
-        "prompts": "folds 0..6 of 10 of the first two, all of the third",
+        "recordings": [path.name for path in (*recordings, answers, chat_answers, agent)],
+        "prompts": "folds 0..6 of 10 of the first two, all of the others",
         "data": [file_hash(path) for path in (*recordings, answers)],
         "sources": (
-            "prompt lookup, recycled logits, both datastores, a live one, and some of these"
-            " left out"
+            "prompt lookup, recycled logits, datastores, a live one, and some of these left out"
         ),
         "start": "default" if start is None else start.name,
-        "live only": live_only,
+        "kinds": kinds,
         "trees": trees,
         "rate": _RATE,
         "row share": row_share,
     }
     calibration = Calibration.default() if start is None else Calibration.load(start)
-    options = {"trees": trees, "rate": _RATE, "row_share": row_share}
-    if live_only:
-        gbdt = calibration.native.gbdt
-    else:
-        gbdt = fitted(frozen, calibration, code.tokenizer, **options)
-    live_gbdt = fitted(with_live, calibration, code.tokenizer, **options)
-    calibration = Calibration(gbdt, provenance=provenance, live_gbdt=live_gbdt)
+    trees_by_kind = {
+        "frozen": calibration.native.gbdt,
+        "live": calibration.native.live_gbdt,
+        "text": calibration.native.text_gbdt,
+    }
+    jobs_by_kind = {
+        "frozen": [(code.tokenizer, frozen)],
+        "live": [(code.tokenizer, with_live)],
+        "text": [(code.tokenizer, from_text), (agent_stores[0].tokenizer, of_agent)],
+    }
+    for kind in kinds:
+        record: list[tuple[bytes, bytes, bytes]] = []
+        for tokenizer, jobs in jobs_by_kind[kind]:
+            record_rows(jobs, calibration, tokenizer, record)
+        fitted = fit_calibration(record, trees=trees, rate=_RATE, row_share=row_share)
+        trees_by_kind[kind] = fitted.native.gbdt
+    calibration = Calibration(
+        trees_by_kind["frozen"],
+        provenance=provenance,
+        live_gbdt=trees_by_kind["live"],
+        text_gbdt=trees_by_kind["text"],
+    )
     calibration.save(out)
 
 
-def fitted(
-    jobs: Sequence[Job], guide: Calibration, tokenizer: TokenizerIdentity, **options: Any
-) -> bytes:
-    """Return trees fitted to the replays of jobs, which `guide` guides.
-
-    The `options` are those of `fit_calibration`.
-    """
-    record: list[tuple[bytes, bytes, bytes]] = []
+def record_rows(
+    jobs: Sequence[Job],
+    guide: Calibration,
+    tokenizer: TokenizerIdentity,
+    record: list[tuple[bytes, bytes, bytes]],
+) -> None:
+    """Append the rows of the replays of jobs, which `guide` guides, to `record`."""
     for job in jobs:
         for nodes, skip in job.budgets:
             replay_job(job, guide, tokenizer, max_nodes=nodes, skip=skip, record=record)
-    return fit_calibration(record, **options).native.gbdt
 
 
 if __name__ == "__main__":

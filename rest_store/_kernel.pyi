@@ -110,8 +110,8 @@ class NativeCalibration:
     """Trees and online weights (`session/acceptance.hpp`); shared by sessions. Thread-safe."""
 
     @overload
-    def __init__(self, gbdt: bytes, live_gbdt: bytes, /) -> None:
-        """From packed trees; empty `live_gbdt`: there are none for live datastores."""
+    def __init__(self, gbdt: bytes, live_gbdt: bytes, text_gbdt: bytes, /) -> None:
+        """From packed trees; empty `live_gbdt` or `text_gbdt`: there are none of this kind."""
 
     @overload
     def __init__(self, other: NativeCalibration, /) -> None:
@@ -122,6 +122,8 @@ class NativeCalibration:
     def gbdt(self) -> bytes: ...
     @property
     def live_gbdt(self) -> bytes: ...
+    @property
+    def text_gbdt(self) -> bytes: ...
     def log_odds(self, rows: npt.NDArray[np.float32], is_wide: bool, instructions: int, /) -> bytes:
         """Return the log odds of rows of features, float32[rows]; for tests."""
 

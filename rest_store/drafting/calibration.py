@@ -22,7 +22,8 @@ from rest_store.errors import DataFileError, describe
 if TYPE_CHECKING:
     from rest_store._kernel import NativeCalibration
 
-# A file is this line, a line of JSON, and the trees as zlib compresses them, with a checksum.
+# A file is this line, a line of JSON, and the trees as zlib compresses them, with a checksum: those
+# of `gbdt`, then the others. Older files have no `text_size`.
 _FIRST_LINE = b"rest-store calibration\n"
 _FIELDS = ("version", "weights", "provenance", "live_size")
 _VERSION = 1  # of files, and of the features that the trees read
@@ -43,9 +44,11 @@ class Calibration:
         provenance: the data that it was fitted to, as JSON can hold it; kept in the file.
         live_gbdt: the trees of steps in which a live datastore takes part, fitted with one among
             the sources; empty: there are none, and a live datastore counts as any other.
+        text_gbdt: the trees of steps without recycled logits, with live datastores or without
+            them; empty: there are none, and such steps are scored as those with recycled logits.
 
     Raises:
-        DataFileError: `gbdt` or `live_gbdt` has another format, or a number is not finite.
+        DataFileError: the trees have another format, or a number is not finite.
         NativeKernelError: the kernel was not compiled.
     """
 
@@ -55,9 +58,12 @@ class Calibration:
         weights: list[float] | None = None,
         provenance: Mapping[str, Any] | None = None,
         live_gbdt: bytes = b"",
+        text_gbdt: bytes = b"",
     ) -> None:
         try:
-            self.native: NativeCalibration = native_kernel().NativeCalibration(gbdt, live_gbdt)
+            self.native: NativeCalibration = native_kernel().NativeCalibration(
+                gbdt, live_gbdt, text_gbdt
+            )
         except (TypeError, ValueError) as error:
             fault = _fault(error, "malformed")
             raise DataFileError(
@@ -104,7 +110,9 @@ class Calibration:
         return cls(*_arguments(content, path))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Calibration, (self.native.gbdt, self.weights, self.provenance, self.native.live_gbdt)
+        native = self.native
+        trees = (native.live_gbdt, native.text_gbdt)
+        return Calibration, (native.gbdt, self.weights, self.provenance, *trees)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this calibration with its online weights.
@@ -114,13 +122,15 @@ class Calibration:
         Raises:
             DataFileError: the file cannot be written.
         """
+        native = self.native
         head = {
             "version": _VERSION,
             "weights": self.weights,
             "provenance": self.provenance,
-            "live_size": len(self.native.live_gbdt),
+            "live_size": len(native.live_gbdt),
+            "text_size": len(native.text_gbdt),
         }
-        trees = zlib.compress(self.native.gbdt + self.native.live_gbdt, 6)
+        trees = zlib.compress(native.gbdt + native.live_gbdt + native.text_gbdt, 6)
         # Unique, since threads may write at the same time; without the name of `path`, which may be
         # as long as can be.
         target = Path(path)
@@ -207,7 +217,9 @@ def _default() -> Calibration:
     return Calibration(*_arguments(content, "default"))
 
 
-def _arguments(content: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any], bytes]:
+def _arguments(
+    content: bytes, where: object
+) -> tuple[bytes, list[float], dict[str, Any], bytes, bytes]:
     """Return the arguments of `Calibration` that a file holds.
 
     Raises:
@@ -219,6 +231,7 @@ def _arguments(content: bytes, where: object) -> tuple[bytes, list[float], dict[
     try:
         fields = json.loads(head)
         version, weights, provenance, live_size = (fields[name] for name in _FIELDS)
+        text_size = fields.get("text_size", 0)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataFileError(describe(where, "header", "damaged", "one line of JSON")) from error
     if version != _VERSION:
@@ -227,14 +240,19 @@ def _arguments(content: bytes, where: object) -> tuple[bytes, list[float], dict[
         trees = zlib.decompress(packed)
     except zlib.error as error:
         raise DataFileError(f"{where}: the trees are damaged ({error})") from error
-    if not isinstance(live_size, int) or not 0 <= live_size < len(trees):
-        raise DataFileError(
-            describe(where, "live_size", live_size, f"0..{len(trees) - 1}, the bytes of the trees")
-        )
+    sizes = {"live_size": live_size, "text_size": text_size}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or not 0 <= size < len(trees):
+            expected = f"0..{len(trees) - 1}, the bytes of the trees"
+            raise DataFileError(describe(where, name, size, expected))
+    if live_size + text_size >= len(trees):
+        expected = f"more than live_size and text_size, {live_size + text_size}"
+        raise DataFileError(describe(where, "number of bytes of trees", len(trees), expected))
     if not isinstance(provenance, dict):
         raise DataFileError(describe(where, "provenance", repr(provenance)[:40], "a JSON object"))
-    rest = len(trees) - live_size
-    return trees[:rest], weights, provenance, trees[rest:]
+    text = len(trees) - text_size
+    live = text - live_size
+    return trees[:live], weights, provenance, trees[live:text], trees[text:]
 
 
 def _fault(error: Exception, otherwise: str) -> str:

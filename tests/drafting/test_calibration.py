@@ -5,6 +5,7 @@ Damaged files and bad numbers are refused.
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,7 @@ def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
     for one in (gbdt(base=bad), gbdt(leaf=bad), gbdt(threshold=bad)):
         refused(DataFileError, lambda one=one: Calibration(one), "finite")  # type: ignore[misc]
         refused(DataFileError, lambda one=one: Calibration(gbdt(), live_gbdt=one), "finite")
+        refused(DataFileError, lambda one=one: Calibration(gbdt(), text_gbdt=one), "finite")
     refused(DataFileError, lambda: Calibration(gbdt(leaf=3e38)), "finite")  # sums would not be
     for place in range(5):
         weights = [0.0] * 5
@@ -238,17 +240,33 @@ def test_great_log_odds_do_not_overflow() -> None:
 def test_a_saved_calibration_is_read_back_whole(tmp_path: Path) -> None:
     plain = Calibration.fit(*places(7, 500), trees=4, provenance={"recordings": "made up"})
     fitted = Calibration(
-        plain.native.gbdt, [0.5, -0.25, 0.0, 1.0, -1.0], plain.provenance, gbdt(leaf=1)
+        plain.native.gbdt,
+        [0.5, -0.25, 0.0, 1.0, -1.0],
+        plain.provenance,
+        live_gbdt=gbdt(leaf=1),
+        text_gbdt=gbdt(leaf=2) + gbdt(leaf=3)[4:],
     )
     fitted.save(tmp_path / "one")
     read = Calibration.load(tmp_path / "one")
-    assert (read.native.gbdt, read.native.live_gbdt) == (plain.native.gbdt, gbdt(leaf=1))
+    for one in (read, pickle.loads(pickle.dumps(fitted)), fitted.copy()):
+        assert one.native.gbdt == plain.native.gbdt
+        assert one.native.live_gbdt == gbdt(leaf=1)
+        assert one.native.text_gbdt == gbdt(leaf=2) + gbdt(leaf=3)[4:]
     assert read.provenance == {"recordings": "made up"}
     assert read.weights == fitted.weights
     plain.save(tmp_path / "one")
     assert Calibration.load(tmp_path / "one").native.live_gbdt == b""
     plain.save(tmp_path / ("x" * 255))  # as long as the system allows
     assert len(list(tmp_path.iterdir())) == 2, "nothing temporary is left"
+
+
+def test_a_file_without_trees_for_steps_without_logits_is_read(tmp_path: Path) -> None:
+    Calibration(gbdt(), live_gbdt=gbdt(leaf=1)).save(tmp_path / "new")
+    content = (tmp_path / "new").read_bytes()
+    (tmp_path / "old").write_bytes(content.replace(b', "text_size": 0', b"", 1))
+    assert (tmp_path / "old").read_bytes() != content
+    old = Calibration.load(tmp_path / "old").native
+    assert (old.gbdt, old.live_gbdt, old.text_gbdt) == (gbdt(), gbdt(leaf=1), b"")
 
 
 def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
@@ -268,6 +286,10 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
         "weights is a str": content.replace(b"[0.0, 0.0, 0.0, 0.0, 0.0]", b'"0"', 1),
         "live_size is 99999": content.replace(b'"live_size": 0', b'"live_size": 99999', 1),
         "live_size is a": content.replace(b'"live_size": 0', b'"live_size": "a"', 1),
+        "text_size is -1": content.replace(b'"text_size": 0', b'"text_size": -1', 1),
+        "number of bytes of trees is 588, expected more than": content.replace(
+            b'"live_size": 0', b'"live_size": 294', 1
+        ).replace(b'"text_size": 0', b'"text_size": 294', 1),
         "gbdt is of a wrong size": content.replace(b'"live_size": 0', b'"live_size": 7', 1),
         "provenance is": content.replace(b'"provenance": {}', b'"provenance": 7', 1),
     }

@@ -144,7 +144,7 @@ def test_members_search_references_or_these_are_drafted_from_here(
 def test_origins_are_those_of_the_session(store: Datastore) -> None:
     away = Elsewhere([store])
     with DraftSession([RecycledLogits(), away, PromptLookup()], [1, 2, 3, 1, 2]) as session:
-        tree = session.draft(8)
+        tree = session.draft(16)
     assert tree.origins is not None
     assert set(tree.origins.tolist()) == {0b010, 0b100, 0b110}
 

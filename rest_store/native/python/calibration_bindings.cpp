@@ -100,14 +100,17 @@ void bind_calibrations(nb::module_& module) {
   module.attr("INSTRUCTIONS") = instructions;
   module.def("fit_gbdt", &fit_gbdt);
   nb::class_<NativeCalibration>(module, "NativeCalibration")
-      .def(nb::init<const nb::bytes&, const nb::bytes&>())
+      .def(nb::init<const nb::bytes&, const nb::bytes&, const nb::bytes&>())
       .def(nb::init<const NativeCalibration&>())
       .def("log_odds", &log_odds)
       .def_prop_rw("weights", &NativeCalibration::weights, &NativeCalibration::set_weights)
       .def_prop_ro(
           "gbdt",
           [](const NativeCalibration& calibration) { return calibration.trees().frozen_gbdt; })
-      .def_prop_ro("live_gbdt", [](const NativeCalibration& calibration) {
-        return calibration.trees().live_gbdt;
+      .def_prop_ro(
+          "live_gbdt",
+          [](const NativeCalibration& calibration) { return calibration.trees().live_gbdt; })
+      .def_prop_ro("text_gbdt", [](const NativeCalibration& calibration) {
+        return calibration.trees().text_gbdt;
       });
 }

@@ -18,19 +18,19 @@ Gbdt gbdt_of(const nanobind::bytes& packed);
 
 // Trees as bytes, and in the layout that is evaluated.
 struct CalibrationTrees {
-  nanobind::bytes frozen_gbdt, live_gbdt;
+  nanobind::bytes frozen_gbdt, live_gbdt, text_gbdt;
   FittedTrees fitted;
 };
 
 // Fitted trees and weights learnt online, shared by sessions. Thread-safe.
 class NativeCalibration {
  public:
-  // Empty `live`: there are none for live stores.
-  NativeCalibration(const nanobind::bytes& frozen, const nanobind::bytes& live)
+  // Empty `live` or `text`: there are none of this kind.
+  NativeCalibration(const nanobind::bytes& frozen, const nanobind::bytes& live,
+                    const nanobind::bytes& text)
       : trees_(std::make_shared<CalibrationTrees>(CalibrationTrees{
-            frozen, live,
-            FittedTrees{IntegerTrees(gbdt_of(frozen)),
-                        live.size() == 0 ? IntegerTrees() : IntegerTrees(gbdt_of(live))}})) {}
+            frozen, live, text,
+            FittedTrees{IntegerTrees(gbdt_of(frozen)), trees_of(live), trees_of(text)}})) {}
   // A copy, which shares the trees and learns on its own.
   NativeCalibration(const NativeCalibration& other)
       : trees_(other.trees_), online_(other.online_now()) {}
@@ -55,6 +55,10 @@ class NativeCalibration {
   }
 
  private:
+  static IntegerTrees trees_of(const nanobind::bytes& packed) {
+    return packed.size() == 0 ? IntegerTrees() : IntegerTrees(gbdt_of(packed));
+  }
+
   std::shared_ptr<const CalibrationTrees> trees_;
   OnlineCalibration online_;
   mutable ForkMutex mutex_;

@@ -348,13 +348,16 @@ class IntegerTrees {
   std::vector<std::size_t> blocks_;  // the ends of blocks of trees, whose sums fit into 16 bits
 };
 
-// The trees for steps with frozen stores alone, and those for steps in which a live store takes
-// part. Without the latter, a live store counts as a frozen one.
+// The trees of three kinds of steps: with recycled logits and frozen stores alone, with recycled
+// logits and a live store, and with text alone. A step whose kind has no trees is scored by
+// `frozen`, where a live store counts as a frozen one; without logits, by `live` if a live store
+// takes part.
 struct FittedTrees {
-  IntegerTrees frozen, live;
+  IntegerTrees frozen, live, text;
 
-  const IntegerTrees& for_step(bool with_live) const {
-    return with_live && !live.empty() ? live : frozen;
+  const IntegerTrees& for_step(bool has_live, bool has_logits) const {
+    if (!has_logits && !text.empty()) return text;
+    return has_live && !live.empty() ? live : frozen;
   }
 };
 

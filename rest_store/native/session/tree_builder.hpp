@@ -147,6 +147,7 @@ class TreeBuilder {
     options_ = options;
     has_live_ = std::any_of(stores_.begin(), stores_.end(),
                             [](const EvidenceReader* reader) { return reader->live(); });
+    has_logits_ = recycled_ != nullptr && recycled_->size() > 0;
     nodes_.clear();
     frontier_.clear();
     pushed_ = 0;
@@ -176,8 +177,9 @@ class TreeBuilder {
         next_ == kContext
             ? nullptr
             : &source_evidence_[static_cast<std::size_t>(expansion_of(node_at(next_).parent))];
+    const bool has_live_columns = records_ || &trees() != &trees_.frozen;
     for (std::size_t i = 0; i < stores_.size(); ++i) {
-      sources.live[i] = stores_[i]->live() && (records_ || !trees_.live.empty());
+      sources.live[i] = stores_[i]->live() && has_live_columns;
       const Evidence* parent = above == nullptr ? nullptr : &above->stores[i];
       std::size_t longest = kMaxSuffixTail;
       if (parent != nullptr) {
@@ -300,6 +302,9 @@ class TreeBuilder {
     return std::span<const Token>(tail_).last(std::min(tail_.size(), kWindow));
   }
 
+  // The trees that score this step.
+  const IntegerTrees& trees() const { return trees_.for_step(has_live_, has_logits_); }
+
   // The expansion of `node`; -1: not expanded.
   std::int32_t expansion_of(std::int32_t node) const {
     return node < 0 ? 0 : expansion_of_[static_cast<std::size_t>(node)];
@@ -314,7 +319,7 @@ class TreeBuilder {
     CandidateTable& candidates = scratch.candidates;
     candidates.fill(sources, hit_rates_, features, lookup_, scores_many() ? kCandidates : kLanes);
     std::array<float, kCandidates> probabilities =
-        acceptance_probabilities(candidates, trees_.for_step(has_live_), online_, scratch.trees);
+        acceptance_probabilities(candidates, trees(), online_, scratch.trees);
     follow_matches(sources, candidates, probabilities);
     filtered_.clear();
     for (std::size_t row = 0; row < candidates.size(); ++row)
@@ -622,6 +627,7 @@ class TreeBuilder {
   MatchExperience matches_of_text_;
   std::array<float, kMatchClasses> match_odds_{};  // of the tree at hand
   bool has_live_ = false;                          // a live store takes part in this step
+  bool has_logits_ = false;                        // the recycled logits hold any
   HitRates hit_rates_;
   float mean_accepted_ = 1;
 
