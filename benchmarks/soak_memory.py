@@ -6,7 +6,9 @@ remember --follow` follows the tree while files are saved, moved and deleted, di
 renamed, branches are switched and the process is killed and started again, at random. Again and
 again the changes pause until the memory holds exactly the texts of the tree; the seconds until then
 are reported, and the resident memory of the process. The command fails if the contents do not
-become equal within --patience seconds.
+become equal within --patience seconds. At the end of each pause files are saved, one after the
+other, and the seconds until another process finds the new text, and the old one no more, are
+reported.
 """
 
 from __future__ import annotations
@@ -33,11 +35,14 @@ from build_index.tokenization import load_tokenizer
 from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
 from rest_store.command_options import SETTINGS, FloatRange
+from rest_store.datastore.kernel import MAX_SEQUENCE
 from rest_store.live.agent_memory import FILES
 from rest_store.live.live_datastore import LiveDatastore
 
 WORDS = 4_000  # of which the files are made
 LINES = 40  # of a file
+SAVES = 5  # single ones, at the end of each pause
+SAVE_PATIENCE = 60.0  # seconds
 BRANCHES = ("main", "other")
 # A process lives for minutes, or its memory would say nothing.
 WEIGHTS = {"save": 800, "move": 80, "remove": 40, "rename": 20, "switch": 20, "kill": 4}
@@ -79,7 +84,10 @@ class Tree:
 
     def save(self, files: list[Path]) -> None:
         """Write a file anew, in place or by another one."""
-        path = self.chance.choice(files)
+        self.write(self.chance.choice(files))
+
+    def write(self, path: Path) -> None:
+        """Write this file anew."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.chance.random() < 0.5:
             path.write_text(self._text())
@@ -160,6 +168,27 @@ class Contents:
             )
         expected = Counter(set(self._known.values()))
         return sum(((stored - expected) + (expected - stored)).values())
+
+
+def seconds_of_a_save(tree: Tree, live: LiveDatastore, target: TargetTokenizer) -> float:
+    """Save a file; return the seconds until a reader finds its new text, and the old one no more.
+
+    Args:
+        tree: the tree, which does not change otherwise.
+        live: the memory, opened for reading.
+        target: the tokenizer.
+    """
+    path = tree.chance.choice(tree.files())
+    before = target.encode(path.read_text())[:MAX_SEQUENCE]
+    tree.write(path)
+    began = time.monotonic()
+    after = target.encode(path.read_text())[:MAX_SEQUENCE]
+    files = live.namespace(FILES)
+    while not files.count(after) or files.count(before):
+        if time.monotonic() - began > SAVE_PATIENCE:
+            raise click.ClickException(f"a save is not followed within {SAVE_PATIENCE:g} seconds")
+        time.sleep(0.005)
+    return round(time.monotonic() - began, 3)
 
 
 def timed(command: list[str]) -> tuple[float, float]:
@@ -258,9 +287,11 @@ def soak(
         added = timed([*remember, "--into", str(into)])
         ratios.append([round(added[0] / built[0], 2), round(added[1] / built[1], 2)])
         click.echo(f"first addition beside a build: {ratios[-1][0]} of its time")
-    contents = Contents(tree, memory, load_tokenizer(tokenizer))
+    target = load_tokenizer(tokenizer)
+    contents = Contents(tree, memory, target)
     changes: Counter[str] = Counter()
     waits: list[float] = []
+    saves: list[float] = []
     sizes: list[float] = []
     follow = [*remember, "--into", str(memory), "--follow"]
     end = time.monotonic() + 60 * minutes
@@ -277,8 +308,12 @@ def soak(
                 time.sleep(0.5)
             waits.append(round(time.monotonic() - began, 1))
             sizes.append(round(resident(process), 1))
+            with LiveDatastore.open(memory, read_only=True) as live:
+                for _ in range(SAVES):
+                    saves.append(seconds_of_a_save(tree, live, target))
             click.echo(
-                f"equal after {waits[-1]} s, {sizes[-1]} MB, {changes.total():,} changes so far"
+                f"equal after {waits[-1]} s, {sizes[-1]} MB, {changes.total():,} changes so far;"
+                f" saves {saves[-SAVES:]} s"
             )
     finally:
         process.terminate()
@@ -294,6 +329,11 @@ def soak(
         "changes": dict(changes),
         "comparisons": len(waits),
         "seconds_until_equal": {"median": statistics.median(waits or [0]), "all": waits},
+        "seconds_of_a_save": {
+            "median": statistics.median(saves or [0]),
+            "max": max(saves, default=0),
+            "all": saves,
+        },
         "resident_mb": sizes,
     }
 

@@ -268,6 +268,31 @@ def fit_gbdt(
 ) -> bytes:
     """Return packed trees fitted to recorded candidates, as `Calibration.fit`."""
 
+def remaining_suffixes(
+    shard: object,
+    begins: npt.NDArray[np.uint64],
+    ends: npt.NDArray[np.uint64],
+    symbols: npt.NDArray[np.uint8],
+    entry_count: int,
+    bits: int,
+    keys: npt.NDArray[np.uint64],
+    entries: npt.NDArray[np.uint8],
+) -> bool:
+    """Pack the suffixes of a shard without some of its documents, for a suffixes file.
+
+    Return whether there are `entry_count` of them, as there are unless the shard is damaged.
+
+    Args:
+        shard: the shard, a ShardView.
+        begins: the first positions of removed documents, ascending.
+        ends: the positions behind them.
+        symbols: payload of the tokens file without these documents, and eight more bytes.
+        entry_count: tokens in `symbols`.
+        bits: of an entry.
+        keys: room for the keys.
+        entries: room for the entries.
+    """
+
 def sort_suffixes(
     sorter: int,
     symbols: npt.NDArray[np.uint8],

@@ -34,6 +34,7 @@ _MAGICS = {
     **{b"BZh%d1AY&SY" % level: "bz2" for level in range(1, 10)},
     **{b"BZh%d\x17\x72\x45\x38\x50\x90" % level: "bz2" for level in range(1, 10)},  # empty
 }
+_MAGIC = re.compile(b"|".join(map(re.escape, _MAGICS)))
 COMPRESSED_ENDINGS = (".gz", ".zst", ".xz", ".bz2", ".lz4")
 # A skippable frame of zstd (RFC 8878, 3.1.2) or LZ4, which has no content.
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
@@ -120,7 +121,8 @@ def detect_compression(file: BinaryIO) -> str | None:
         position += 8 + int.from_bytes(head[4:8], "little")
         file.seek(position)
         head = file.read(16)
-    kind = next((kind for magic, kind in _MAGICS.items() if head.startswith(magic)), None)
+    magic = _MAGIC.match(head)
+    kind = None if magic is None else _MAGICS[magic.group()]
     if not has_skippable:
         return kind
     if not head:

@@ -128,12 +128,11 @@ def remember(
         for place in places:
             memory.sync(place)
         take_history()
+        memory.discard()
         _show(memory, directory, click.echo, as_json=as_json)
         if follow:
             follower.run()
             _show(memory, directory, click.echo, as_json=as_json)
-        else:
-            memory.discard()
 
 
 def _show(

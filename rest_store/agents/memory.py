@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,10 +34,10 @@ from rest_store.live.directory import is_live
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.loading.local_path import local_path
 
-_BATCH_CHARACTERS = 1 << 23  # read before they are added; smaller additions are merged more often
-_BATCH_FILES = 1 << 12
+# Read before they are added. Each addition becomes a segment, and small ones are sorted once more.
+_BATCH_CHARACTERS = 1 << 24
+_BATCH_FILES = 1 << 14
 _MAX_GROUP = 200  # characters of a session's name
-_QUICK_TOKENS = 1 << 17  # of a segment that is sorted anew at once, in about a tenth of a second
 _RACY_NANOSECONDS = 100_000_000  # in which a file may be written twice without another time
 
 
@@ -150,7 +151,7 @@ class AgentMemory:
         return Place(corpus, corpus.source)
 
     def sync(self, place: Place, paths: Iterable[str] = ("",)) -> None:
-        """Make the memory hold the texts of files: changed ones are read, absent ones discarded.
+        """Make the memory hold the texts of files: changed ones are read, absent ones forgotten.
 
         Args:
             place: that they are in.
@@ -164,32 +165,33 @@ class AgentMemory:
         self.store(self._changes(place, paths))
 
     def store(self, changes: Iterable[Texts]) -> None:
-        """Store the texts of files, and discard those that they replace as far as that is quick."""
+        """Store the texts of files; those that they replace are discarded by `discard`.
+
+        While some are stored, by another thread, the next ones are read.
+        """
         batch: list[Texts] = []
         size = 0
-        for texts in changes:
-            batch.append(texts)
-            size += sum(document.size for document in texts.documents.values())
-            if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_FILES:
-                self._store(batch)
-                batch, size = [], 0
+        storing: Future[CorpusCounts] | None = None
+        with ThreadPoolExecutor(1) as thread:
+            for texts in changes:
+                batch.append(texts)
+                size += sum(document.size for document in texts.documents.values())
+                if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_FILES:
+                    if storing is not None:
+                        self.counts.add(storing.result())
+                    storing = thread.submit(self._store, batch)
+                    batch = []
+                    size = 0
+            if storing is not None:
+                self.counts.add(storing.result())
         if batch:
-            self._store(batch)
-        self.discard(max_tokens=_QUICK_TOKENS)
+            self.counts.add(self._store(batch))
 
-    def discard(self, *, max_tokens: int | None = None) -> int:
-        """Discard documents that were replaced; return how many are left.
-
-        Args:
-            max_tokens: of a segment that is sorted anew for it; None: all are.
-        """
-        remaining = 0
+    def discard(self) -> None:
+        """Discard documents that were replaced, also those of a run that was killed."""
         for namespace, ids in self._record.discarded().items():
-            left = self.live.namespace(namespace).discard(ids, max_tokens=max_tokens)
-            self._record.forget(namespace, sorted({*ids} - {*left}))
-            self.discarded += len(ids) - len(left)
-            remaining += len(left)
-        return remaining
+            self.discarded += self.live.namespace(namespace).discard(ids)
+            self._record.forget(namespace, ids)
 
     def known(self, name: str) -> dict[str, str]:
         """Return the versions of the files that are known below a name."""
@@ -263,10 +265,12 @@ class AgentMemory:
 
     # --- Storing ----------------------------------------------------------------------------------
 
-    def _store(self, batch: Sequence[Texts]) -> None:
+    def _store(self, batch: Sequence[Texts]) -> CorpusCounts:
+        """Store texts; return the counts of those that are left out."""
         new = {key: document for texts in batch for key, document in texts.documents.items()}
         absent = {key: new[key] for key in new.keys() - self._record.stored(new)}
-        encoded = self._encoded(absent)
+        counts = CorpusCounts()
+        encoded = self._encoded(absent, counts)
         refused = absent.keys() - encoded.keys()
         keys = {texts.name: texts.documents.keys() - refused for texts in batch}
         self._record.announce(keys)
@@ -282,15 +286,18 @@ class AgentMemory:
                 self.added += len(added.added)
         versions = {texts.name: texts.version for texts in batch}
         self._record.replace(versions, keys, keep=self._keep_versions)
+        return counts
 
-    def _encoded(self, documents: Mapping[Key, Document]) -> dict[Key, Tokens]:
+    def _encoded(
+        self, documents: Mapping[Key, Document], counts: CorpusCounts
+    ) -> dict[Key, Tokens]:
         """Return the tokens of documents, without those that have none or are refused."""
         some = list(documents.values())
         try:
-            tokens = self._target.encode_counted(some, self.counts)
+            tokens = self._target.encode_counted(some, counts)
         except EncoderError:
             self._target.decelerate()
-            tokens = self._target.encode_counted(some, self.counts)
+            tokens = self._target.encode_counted(some, counts)
         pairs = zip(documents, tokens, strict=True)
         return {key: ids for key, ids in pairs if ids is not None and len(ids)}
 

@@ -6,7 +6,11 @@ that is killed leaves no document that the record does not name, and the next on
 
 from __future__ import annotations
 
+import itertools
+import json
+import operator
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +49,7 @@ class Key(NamedTuple):
 
 
 class Record:
-    """The record of one memory. One thread at a time; the memory's lock keeps others out.
+    """The record of one memory. Thread-safe; the memory's lock keeps other processes out.
 
     Args:
         directory: of the memory.
@@ -56,6 +60,7 @@ class Record:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RECORD_NAME
+        self._lock = threading.RLock()
         with self._named_errors():
             self._database = sqlite3.connect(
                 self._path, isolation_level=None, check_same_thread=False
@@ -87,8 +92,15 @@ class Record:
 
     def stored(self, keys: Iterable[Key]) -> set[Key]:
         """Return those documents that are in the memory for certain."""
-        query = "SELECT 1 FROM documents WHERE namespace = ? AND id = ? AND is_stored LIMIT 1"
-        return {key for key in keys if self._rows(query, *key)}
+        query = (
+            "SELECT DISTINCT namespace, id FROM documents WHERE is_stored AND namespace = ?"
+            " AND id IN (SELECT value FROM json_each(?))"
+        )
+        stored: set[Key] = set()
+        for namespace, own in itertools.groupby(sorted(keys), operator.attrgetter("namespace")):
+            ids = json.dumps([key.id for key in own])
+            stored.update(Key(*row) for row in self._rows(query, namespace, ids))
+        return stored
 
     def announce(self, new: Mapping[str, Iterable[Key]]) -> None:
         """Record documents that are about to be added, by the paths of their files."""
@@ -119,15 +131,34 @@ class Record:
             self._database.executemany(
                 "UPDATE documents SET is_stored = 1 WHERE namespace = ? AND id = ?", [*is_stored]
             )
+            before = self._documents_of(versions)
+            earlier = self._paths_with_earlier(versions)
             for path, version in versions.items():
-                self._replace_documents(path, set(new.get(path, ())), keep if version else 0)
+                keys = set(new.get(path, ()))
+                # Of many new files none has had another document.
+                if before[path] != keys or path in earlier:
+                    self._replace_documents(path, before[path], keys, keep if version else 0)
             self._database.executemany("REPLACE INTO files VALUES (?, ?)", present)
             self._database.executemany("DELETE FROM files WHERE path = ?", absent)
 
-    def _replace_documents(self, path: str, keys: set[Key], keep: int) -> None:
+    def _documents_of(self, paths: Iterable[str]) -> dict[str, set[Key]]:
+        """Return the documents of each of these files."""
+        documents: dict[str, set[Key]] = {path: set() for path in paths}
+        query = (
+            "SELECT path, namespace, id FROM documents"
+            " WHERE path IN (SELECT value FROM json_each(?))"
+        )
+        for path, namespace, id in self._rows(query, json.dumps([*documents])):
+            documents[path].add(Key(namespace, id))
+        return documents
+
+    def _paths_with_earlier(self, paths: Iterable[str]) -> set[str]:
+        """Return those of these files that have earlier versions."""
+        query = "SELECT path FROM earlier WHERE path IN (SELECT value FROM json_each(?))"
+        return {path for (path,) in self._rows(query, json.dumps([*paths]))}
+
+    def _replace_documents(self, path: str, before: set[Key], keys: set[Key], keep: int) -> None:
         """Record that a file has these documents and no others; the arguments are `_outdated`'s."""
-        query = "SELECT namespace, id FROM documents WHERE path = ?"
-        before = {Key(*row) for row in self._rows(query, path)}
         outdated = self._outdated(path, before, keys, keep)
         if gone := [(path, *key) for key in before - keys]:
             self._database.executemany(
@@ -198,12 +229,12 @@ class Record:
         return {name: (files, documents) for name, files, documents in self._rows(query)}
 
     def _rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
-        with self._named_errors():
+        with self._lock, self._named_errors():
             return self._database.execute(query, arguments).fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._named_errors(), transaction(self._database):
+        with self._lock, self._named_errors(), transaction(self._database):
             yield
 
     @contextmanager

@@ -24,6 +24,7 @@ from rest_store.datastore.header import (
     token_width,
 )
 from rest_store.datastore.kernel import native_kernel
+from rest_store.datastore.shard import ShardView
 
 _MAX_BYTES = 2**31 - 1  # a signed int counts them
 _MIB = 1 << 20
@@ -50,10 +51,48 @@ def sorted_suffixes(
     Thread-safe; releases the GIL. Deterministic, whatever the number of threads (OMP_NUM_THREADS).
     """
     bits = entry_bits((symbols.size - TAIL_SIZE) // width)
-    keys = np.empty(-(-token_count // KEY_STRIDE), np.uint64)
-    entries = np.empty(8 * -(-token_count * bits // 64) + TAIL_SIZE, np.uint8)
+    keys, entries = _room(token_count, bits)
     if native_kernel().sort_suffixes(byte_sorter(), symbols, width, bits, keys, entries):
         raise MemoryError(f"libdivsufsort cannot sort {symbols.size - TAIL_SIZE} bytes of text")
+    return keys, entries
+
+
+def remaining_suffixes(
+    view: ShardView,
+    begins: npt.NDArray[np.uint64],
+    ends: npt.NDArray[np.uint64],
+    symbols: npt.NDArray[np.uint8],
+    token_count: int,
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]] | None:
+    """Return the suffixes of a shard without some of its documents. Nothing is sorted.
+
+    Suffixes that are equal up to the end of their documents keep their order, which FORMAT.md
+    defines by what follows. No answer depends on it.
+
+    Args:
+        view: the shard.
+        begins: the first positions of removed documents, uint64, ascending.
+        ends: the positions behind their separators, uint64.
+        symbols: the symbols that remain, with a tail, uint8.
+        token_count: tokens among them.
+
+    Returns:
+        As `sorted_suffixes`; None: the shard is damaged.
+
+    Thread-safe; releases the GIL.
+    """
+    bits = entry_bits((symbols.size - TAIL_SIZE) // view.width)
+    keys, entries = _room(token_count, bits)
+    is_whole = native_kernel().remaining_suffixes(
+        view, begins, ends, symbols, token_count, bits, keys, entries
+    )
+    return (keys, entries) if is_whole else None
+
+
+def _room(token_count: int, bits: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
+    """Return arrays for the keys and the packed entries of so many tokens."""
+    keys = np.empty(-(-token_count // KEY_STRIDE), np.uint64)
+    entries = np.empty(8 * -(-token_count * bits // 64) + TAIL_SIZE, np.uint8)
     return keys, entries
 
 

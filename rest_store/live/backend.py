@@ -51,7 +51,10 @@ class Backend:
         self._process = os.getpid()
         self._closing = threading.Lock()
         self._before_close: dict[Callable[[Backend], object], None] = {}
-        self._threads = [Background(self, task, abandoned=role.close) for task in role.tasks()]
+        self._threads = [
+            Background(self, task, abandoned=role.close, idle_seconds=role.idle_seconds)
+            for task in role.tasks()
+        ]
         _opened.add(self)
 
     @property

@@ -32,18 +32,25 @@ class Background:
         work: does one piece of work; returns whether there may be more.
         abandoned: the thread calls it once the owner is gone. The thread that collects the owner
             does not, since it may hold any lock.
+        idle_seconds: each call without work doubles the pause, up to this. A call takes the GIL,
+            and where others use all cores, it waits long for its turn, and the GIL with it.
 
     Attributes:
         failure: the latest failure as text; None once `work` has succeeded again.
     """
 
     def __init__(
-        self, owner: object, work: Callable[[], bool], abandoned: Callable[[], object]
+        self,
+        owner: object,
+        work: Callable[[], bool],
+        abandoned: Callable[[], object],
+        idle_seconds: float = _PAUSE_SECONDS,
     ) -> None:
         self.failure: str | None = None
         self._owner = weakref.ref(owner)
         self._work = work
         self._abandoned = abandoned
+        self._idle_seconds = idle_seconds
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rest-store live", daemon=True)
         self._thread.start()
@@ -65,8 +72,9 @@ class Background:
             start = time.thread_time()
             try:
                 has_more = self._work()
+                is_idle = not has_more and self.failure is None
+                pause = min(2 * pause, self._idle_seconds) if is_idle else _PAUSE_SECONDS
                 self.failure = None
-                pause = _PAUSE_SECONDS
             except Exception as error:  # such as a full disk, or an unreachable service
                 has_more = False
                 self.failure = error_text(error)

@@ -13,6 +13,10 @@ from rest_store.live.segment_builder import SegmentBuilder
 
 # With a ratio of 2, tokens would be sorted as often, and there would be twice as many segments.
 _MAX_SIZE_RATIO = 4
+# Sorting takes a tenth of a second for so many positions, and some seconds for the largest
+# segments. Larger segments therefore wait until newer ones are so many times as large together.
+_LARGE_POSITIONS = 1 << 20
+_LARGE_WAIT_RATIO = 3
 # From a run of this many segments on, compaction is behind. Each addition then waits, which leaves
 # cores to compaction.
 _MAX_BACKLOG = 4
@@ -58,35 +62,50 @@ class Compactor:
             namespace = run[0].namespace
             stored = self._builder.stored.read(run[0].first, run[-1].last, namespace=namespace)
             documents = list(stored)
-            if not documents:  # they were evicted meanwhile
+            if not documents:  # they were removed meanwhile
                 return True
             [merged] = self._builder.flush([self._builder.sort(documents)])
+            numbers = [document.number for document in documents]
             del documents
             try:
-                self._replace_run(run, merged)
+                self._replace_run(run, merged, numbers)
             finally:
                 is_present = merged in self._committer.present(namespace)
                 if not is_present and merged.record is not None:
                     self._builder.remove_files([merged.record.name])
             return True
 
-    def _replace_run(self, run: Sequence[Segment], merged: Segment) -> None:
-        """Put a merged segment in the place of `run`, if all of it is still present."""
+    def _replace_run(self, run: Sequence[Segment], merged: Segment, numbers: Sequence[int]) -> None:
+        """Put a merged segment in the place of `run`, without the documents removed meanwhile.
+
+        Args:
+            run: the segments as they were before the merge.
+            merged: with the documents that there were then.
+            numbers: of these documents, ascending.
+        """
+        namespace = merged.namespace
+        first, last = run[0].first, run[-1].last
         with self._committer.change():
-            present = self._committer.present(merged.namespace)
-            if not set(run) <= set(present):
-                return
-            segments: list[Segment] = []
-            for segment in present:
-                if segment is run[0]:
-                    segments.append(merged)
-                elif segment not in run:
-                    segments.append(segment)
-            self._committer.commit_with_evictions({merged.namespace: segments})
+            documents = self._committer.documents
+            removed = set(numbers).difference(documents.numbers(first, last, namespace=namespace))
+            replacement = [merged]
+            if len(removed) == len(numbers):
+                replacement = []
+            elif removed:
+                shorter = self._builder.without(merged, numbers, removed, documents)
+                if shorter is None:
+                    return  # its file has been damaged already; the next merge makes another one
+                replacement = self._builder.flush([shorter])
+            present = self._committer.present(namespace)
+            older = [segment for segment in present if segment.last < first]
+            newer = [segment for segment in present if segment.first > last]
+            self._committer.commit_with_evictions({namespace: [*older, *replacement, *newer]})
 
     def stall(self, namespaces: Iterable[str]) -> None:
         """Hold an addition back for a moment if compaction does not keep up with additions."""
-        if len(self._next_run(namespaces)) >= _MAX_BACKLOG:
+        run = self._next_run(namespaces)
+        small = [segment for segment in run if segment.position_count < _LARGE_POSITIONS]
+        if len(small) >= _MAX_BACKLOG:
             time.sleep(_STALL_SECONDS)
 
     def _next_run(self, namespaces: Iterable[str], *, whole: bool = False) -> list[Segment]:
@@ -106,9 +125,10 @@ def segments_to_merge(
 ) -> list[Segment]:
     """Return consecutive segments that are to become one; [] if there are none.
 
-    An older segment joins the run if it is no larger than four times all newer ones of the run
-    together. So sizes grow geometrically with age: there are few segments, and each token is sorted
-    a logarithmic number of times.
+    The oldest one of a run is no larger than four times all newer ones together. If it is a large
+    one, it is at most a third of them, or as large as they are if no more would fit. So sizes grow
+    geometrically with age: there are few segments, and each token is sorted a logarithmic number of
+    times, in large segments twice or three times.
 
     Args:
         segments: the segments of a namespace in files, oldest first.
@@ -116,18 +136,35 @@ def segments_to_merge(
         whole: older segments join however large they are.
     """
     for end in range(len(segments), 1, -1):
-        start = end - 1
-        positions = segments[start].position_count
-        while start > 0:
-            older = segments[start - 1]
+        first = end - 1
+        positions = segments[first].position_count
+        for start in range(end - 2, -1, -1):
+            older = segments[start]
             if positions + older.position_count > retention.max_segment_positions:
-                break
-            if older.position_count > _MAX_SIZE_RATIO * positions and not whole:
                 break
             if not retention.allows_times(older.oldest, segments[end - 1].newest):
                 break
-            start -= 1
+            if whole or _may_join(older, positions, retention.max_segment_positions):
+                first = start
+            elif older.position_count < _LARGE_POSITIONS:
+                break  # a large one waits for more; those before it may be due by then
             positions += older.position_count
-        if end - start > 1:
-            return list(segments[start:end])
+        if first < end - 1:
+            return list(segments[first:end])
     return []
+
+
+def _may_join(older: Segment, positions: int, max_positions: int) -> bool:
+    """Return whether a segment may become one with newer ones that have so many positions.
+
+    Args:
+        older: the segment, no larger than `max_positions` together with the newer ones.
+        positions: of the newer ones together.
+        max_positions: the most positions of a segment.
+    """
+    size = older.position_count
+    if size < _LARGE_POSITIONS:
+        return size <= _MAX_SIZE_RATIO * positions
+    if 2 * size + positions > max_positions:  # as large as segments of this size can become
+        return size <= positions
+    return _LARGE_WAIT_RATIO * size <= positions

@@ -178,6 +178,14 @@ class Documents(Database):
         )
         return [str(group) for (group,) in self._rows(query, namespace, first, last)]
 
+    def numbers(self, first: int, last: int, *, namespace: str) -> list[int]:
+        """Return the numbers of the documents `first .. last` of a namespace, ascending."""
+        query = (
+            "SELECT number FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
+            " ORDER BY number"
+        )
+        return [int(number) for (number,) in self._rows(query, namespace, first, last)]
+
     def numbers_between(self, first: int, last: int) -> list[tuple[str, int]]:
         """Return namespace and number of each document `first .. last`, by number."""
         query = (
@@ -204,12 +212,14 @@ class Documents(Database):
 
     def newest_time(self) -> float:
         """Return when the newest document was added, in seconds since 1970; 0.0 if none was."""
-        rows = self._rows("SELECT added FROM documents ORDER BY number DESC LIMIT 1")
-        if not rows:
-            return 0.0
-        [(time,)] = rows
-        self._require("the time of a document", is_time(time))
-        return float(time)
+        rows = self._rows("SELECT number FROM documents ORDER BY number DESC LIMIT 1")
+        return self.time(rows[0][0]) if rows else 0.0
+
+    def time(self, number: int) -> float:
+        """Return when a stored document was added, in seconds since 1970."""
+        rows = self._rows("SELECT added FROM documents WHERE number = ?", number)
+        self._require("the time of a document", len(rows) == 1 and is_time(rows[0][0]))
+        return float(rows[0][0])
 
     # --- Reading changes --------------------------------------------------------------------------
 

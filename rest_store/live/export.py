@@ -12,13 +12,14 @@ from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRe
 from rest_store.datastore.shard import Shard, ShardView
 from rest_store.errors import CorpusError
 from rest_store.live.namespace import Namespace
-from rest_store.live.segment import write_shard
+from rest_store.live.segment import sorted_view, write_shard
 
 
 def export(live: Namespace, out: Path) -> Datastore:
     """Write the documents that queries of `live` see now as a frozen datastore.
 
-    Each segment becomes a shard.
+    Each segment becomes a shard, and is sorted for it: where documents were deleted, the suffixes
+    of a segment are not in the order of FORMAT.md.
 
     Args:
         live: a live datastore, or a namespace of one. Other threads and processes may go on adding
@@ -34,6 +35,7 @@ def export(live: Namespace, out: Path) -> Datastore:
         OutputError: something else is at `out`, or another process builds there.
         StorageError: a shard cannot be written.
         DatastoreFormatError: files of a segment have been damaged since they were opened.
+        MemoryError: there is not enough memory to sort a segment, about 12 to 18 bytes a token.
     """
     views = [view for view in live.snapshot.views if view.entry_count]
     if not views:
@@ -44,7 +46,9 @@ def export(live: Namespace, out: Path) -> Datastore:
         for number, view in enumerate(views):
             _require_undamaged(view)
             name = shard_name(number)
-            write_shard(view, staging.datastore, name, live.vocabulary_size, durable=True)
+            write_shard(
+                sorted_view(view), staging.datastore, name, live.vocabulary_size, durable=True
+            )
             shards.append(ShardRecord.from_shard(name, Shard.open(staging.datastore, name)))
         tokenizer_sha256 = None
         tokenizer_path = live.path / TOKENIZER_FILE_NAME

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import ClassVar
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreNotFoundError
@@ -33,10 +34,13 @@ class Follower:
         StorageError, DatastoreError: documents or segments cannot be read.
 
     Attributes:
+        idle_seconds: the longest pause between two looks.
         tokenizer: identity of the tokenizer of all tokens.
         retention: how much the writer kept when this was opened.
         segments: the segments of the latest look.
     """
+
+    idle_seconds: ClassVar[float] = 0.02  # changes of others are visible so soon
 
     def __init__(
         self, directory: Path, tokenizer: TokenizerIdentity | None, location: str | None = None

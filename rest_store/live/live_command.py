@@ -152,14 +152,14 @@ def add(
     from build_index.documents import CorpusCounts, batches
     from build_index.duplicates import content_digest
     from build_index.omissions import omissions_text, skipped_texts
-    from build_index.tokenization import load_tokenizer
+    from build_index.tokenization import load_in_process, load_tokenizer
 
     corpora = [open_corpus(CorpusSpec(path, **reading)) for path in paths]
     if tokenizer is None and not is_live(directory):
         _open(directory)  # raises the error that says why it is not live
     source = tokenizer or directory / TOKENIZER_FILE_NAME
     with loading(f"tokenizer {source}"):
-        target = load_tokenizer(source, chat_template=chat_template)
+        target = load_tokenizer(load_in_process(source), chat_template=chat_template)
     ids: list[str] = []
     counts = CorpusCounts()  # conversations that the chat template refuses or shortens
     duplicates = 0

@@ -136,8 +136,8 @@ class Namespace(Store):
                 that can encode it.
             TokenizerMismatchError: there is a text, but the file of the tokenizer has been replaced
                 by another tokenizer.
-            StorageError: the documents cannot be written. Of more than a million tokens, the first
-                ones may have been.
+            StorageError: the documents cannot be written. Of more than four million tokens, the
+                first ones may have been.
             WriterError: the datastore was opened for reading, or by another process.
             DatastoreClosedError: after `close`.
         """
@@ -151,7 +151,7 @@ class Namespace(Store):
 
         Files may still hold documents that were evicted before. They are overwritten, too.
 
-        Deletion sorts the segments of the documents again. It also rewrites the file of documents,
+        Deletion writes the segments of the documents again. It also rewrites the file of documents,
         since SQLite may have left copies in unused bytes. For 100 million tokens that takes some
         seconds, in which additions wait and queries go on. So delete many documents at once.
 
@@ -171,19 +171,17 @@ class Namespace(Store):
         """
         return self.backend.writer().delete(document_ids("delete", ids), self.name)
 
-    def discard(self, ids: Sequence[str], *, max_tokens: int | None = None) -> list[str]:
-        """Delete documents from the answers where that is quick: from small segments.
+    def discard(self, ids: Sequence[str]) -> int:
+        """Delete documents from the answers: quickly, and without a wait for merges.
 
         The bytes of deleted documents stay in the file of documents until the next `delete`, or
         until the datastore is opened for writing again.
 
         Args:
             ids: ids of documents, as in `delete`.
-            max_tokens: the most tokens of a segment that is sorted again; None: no limit.
 
         Returns:
-            The ids of documents that still exist, because their segments are larger, or because
-            segments are being merged.
+            How many of the documents existed.
 
         Raises:
             DocumentError: an id is invalid; nothing was deleted.
@@ -191,7 +189,7 @@ class Namespace(Store):
             WriterError: as in `add`, or it is a replica.
             DatastoreClosedError: after `close`.
         """
-        return self.backend.writer().discard(document_ids("discard", ids), self.name, max_tokens)
+        return self.backend.writer().discard(document_ids("discard", ids), self.name)
 
     def set_retention(
         self,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -71,6 +72,7 @@ class Replica:
         StorageError: the copy cannot be read or written.
 
     Attributes:
+        idle_seconds: the longest pause between two looks.
         tokenizer: identity of the tokenizer of all tokens.
         retention: without limits, since only the upstream evicts.
         segments: the present segments.
@@ -78,6 +80,7 @@ class Replica:
     """
 
     retention = RetentionTable()
+    idle_seconds: ClassVar[float] = 0.02  # changes of others are visible so soon
 
     def __init__(
         self,
@@ -309,7 +312,7 @@ class Replica:
         self._wait(number)
         return count
 
-    def discard(self, ids: Sequence[str], namespace: str, max_positions: int | None) -> list[str]:
+    def discard(self, ids: Sequence[str], namespace: str) -> int:
         """Raise WriterError, since segments are the upstream's."""
         raise WriterError(
             f"{self.location}: documents cannot be discarded on a replica; delete them, or discard"

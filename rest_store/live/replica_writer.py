@@ -113,7 +113,9 @@ class ReplicaWriter(Writer):
             remaining = list(self._committer.present(namespace))
             numbers = sorted([*deleted.get(namespace, ()), *evicted.get(namespace, ())])
             if numbers:
-                remaining = self._builder.remove(remaining, numbers, retention)
+                remaining = self._builder.remove(
+                    remaining, numbers, retention, self._committer.documents
+                )
             documents = added.get(namespace, [])
             segments[namespace] = self._builder.add(remaining, documents, retention)
         return segments

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MAX_MEMTABLE_POSITIONS = 1 << 12  # each addition sorts the whole memtable again
 _MAX_SEGMENT_POSITIONS = 1 << 24  # sorting a segment of this size takes some seconds
-_MAX_COMMIT_POSITIONS = 1 << 20  # documents of one commit
+_MAX_COMMIT_POSITIONS = 1 << 22  # documents of one commit; sorting them takes half a second
 _MIN_SEGMENTS = 8  # in a namespace that evicts
 _MAX_BOUND = 2**62  # of tokens, epochs and seconds
 

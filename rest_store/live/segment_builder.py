@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from rest_store.datastore.header import token_width
 from rest_store.live.documents import Documents
 from rest_store.live.records import DocumentRecord
 from rest_store.live.retention import Retention
-from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
+from rest_store.live.segment import (
+    Segment,
+    remove_files,
+    shortened_segment,
+    sorted_segment,
+    write_segment,
+)
 
 
 class SegmentBuilder:
@@ -81,16 +90,20 @@ class SegmentBuilder:
         return retention.allows_times(segment.oldest, batch[-1].added)
 
     def remove(
-        self, segments: Iterable[Segment], numbers: Sequence[int], retention: Retention
+        self,
+        segments: Iterable[Segment],
+        numbers: Sequence[int],
+        retention: Retention,
+        documents: Documents,
     ) -> list[Segment]:
         """Return the segments of a namespace after the removal of documents.
-
-        Segments with such a document are sorted again. The caller holds `Committer.sorting`.
 
         Args:
             segments: some of its present segments.
             numbers: the numbers of the documents, ascending.
             retention: its retention.
+            documents: the stored documents, from which these are not removed yet. They are read
+                where nothing else helps.
         """
         removed = set(numbers)
         after: list[Segment] = []
@@ -98,21 +111,60 @@ class SegmentBuilder:
             if bisect_left(numbers, segment.first) == bisect_right(numbers, segment.last):
                 after.append(segment)
             else:
-                after += self._remaining(segment, removed, retention)
+                after += self._remaining(segment, removed, retention, documents)
         return after
 
     def _remaining(
-        self, segment: Segment, removed: set[int], retention: Retention
+        self,
+        segment: Segment,
+        removed: set[int],
+        retention: Retention,
+        documents: Documents,
     ) -> list[Segment]:
         """Return segments of a segment's documents that are not removed."""
-        stored = self.stored.read(segment.first, segment.last, namespace=segment.namespace)
-        documents = [document for document in stored if document.number not in removed]
-        if segment.position_count > retention.max_segment_positions:
-            batches = list(retention.batches(documents, self.width))
-        else:
-            batches = [documents] if documents else []
-        segments = [self.sort(batch) for batch in batches]
+        first, last, namespace = segment.first, segment.last, segment.namespace
+        numbers = documents.numbers(first, last, namespace=namespace)
+        kept = [number for number in numbers if number not in removed]
+        if not kept:
+            return []
+        shorter: Segment | None = None
+        if segment.position_count <= retention.max_segment_positions:
+            shorter = self.without(segment, numbers, removed, documents)
+        if shorter is not None:
+            segments = [shorter]
+        else:  # it is damaged, or larger than it may be by now
+            stored = documents.read(first, last, namespace=namespace)
+            remaining = (document for document in stored if document.number not in removed)
+            segments = [self.sort(batch) for batch in retention.batches(remaining, self.width)]
         return segments if segment.record is None else self.flush(segments)
+
+    def without(
+        self,
+        segment: Segment,
+        numbers: Sequence[int],
+        removed: Set[int],
+        documents: Documents,
+    ) -> Segment | None:
+        """Return a segment in memory without some of its documents; None: it is damaged.
+
+        Args:
+            segment: with all documents.
+            numbers: of its documents, ascending.
+            removed: the numbers of removed documents; one document stays at least.
+            documents: the stored documents, among them those that stay.
+        """
+        is_removed = np.array([number in removed for number in numbers])
+        shorter = shortened_segment(segment, is_removed, self._vocabulary_size)
+        if shorter is None:
+            return None
+        kept = [number for number in numbers if number not in removed]
+        return replace(
+            shorter,
+            first=kept[0],
+            last=kept[-1],
+            oldest=documents.time(kept[0]),
+            newest=documents.time(kept[-1]),
+        )
 
     def sort(self, documents: Sequence[DocumentRecord]) -> Segment:
         """Return a segment in memory of consecutive documents."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import ClassVar
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence
@@ -58,9 +59,12 @@ class Writer:
         StorageError: documents cannot be read, or segments cannot be written.
 
     Attributes:
+        idle_seconds: the longest pause of `work`.
         tokenizer: identity of the tokenizer of all tokens.
         segments: the present segments.
     """
+
+    idle_seconds: ClassVar[float] = 0.3  # merges and evictions may wait so long
 
     def __init__(
         self,
@@ -189,45 +193,24 @@ class Writer:
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
         """Delete documents; return their number once they are gone from all answers and files."""
-        digests = [id_digest(id, namespace) for id in ids]
-        with self._committer.sorting:
-            self._committer.require_open()
-            numbers = self._builder.stored.numbers_by_digest(digests).values()
-            return self._remove(namespace, numbers, deleted=True)
+        committer = self._committer
+        with committer.sorting, committer.change():
+            count = self._remove(namespace, self._numbers(ids, namespace), deleted=True)
+            committer.clean()
+        return count
 
-    def discard(self, ids: Sequence[str], namespace: str, max_positions: int | None) -> list[str]:
-        """Remove documents from answers, except from segments larger than `max_positions`.
+    def discard(self, ids: Sequence[str], namespace: str) -> int:
+        """Delete documents from the answers; return their number.
 
-        Their bytes stay in the file of documents until the next deletion or opening. While segments
-        are sorted for another reason, nothing is removed unless `max_positions` is None: it would
-        have to wait.
-
-        Returns:
-            The ids of documents that still exist.
+        Their bytes stay in the file of documents until the next deletion or opening.
         """
-        if max_positions is not None and self._committer.sorting.locked():
-            return list(ids)
-        ids_by_digest = {id_digest(id, namespace): id for id in ids}
-        remaining: list[str] = []
-        numbers: list[int] = []
-        with self._committer.sorting:
-            self._committer.require_open()
-            large = self._segments_above(namespace, max_positions)
-            existing = self._builder.stored.numbers_by_digest(ids_by_digest)
-            for digest, number in existing.items():
-                if any(segment.first <= number <= segment.last for segment in large):
-                    remaining.append(ids_by_digest[digest])
-                else:
-                    numbers.append(number)
-            self._remove(namespace, numbers, deleted=True, clean=False)
-        return remaining
+        with self._committer.change():
+            return self._remove(namespace, self._numbers(ids, namespace), deleted=True)
 
-    def _segments_above(self, namespace: str, max_positions: int | None) -> list[Segment]:
-        """Return the segments of a namespace with more positions; None: no segment has more."""
-        if max_positions is None:
-            return []
-        present = self._committer.present(namespace)
-        return [segment for segment in present if segment.position_count > max_positions]
+    def _numbers(self, ids: Sequence[str], namespace: str) -> list[int]:
+        """Return the numbers of those documents that exist; the caller holds `change`."""
+        digests = [id_digest(id, namespace) for id in ids]
+        return list(self._committer.documents.numbers_by_digest(digests).values())
 
     def set_retention(self, namespace: str, retention: Retention) -> None:
         """Set how much a namespace keeps from now on. Fields that are None stay as they are."""
@@ -280,53 +263,27 @@ class Writer:
             max_epochs = self.retention.by_namespace(namespace).max_epochs
             if max_epochs is None:
                 continue
-            with self._committer.sorting:
-                self._committer.require_open()
-                numbers = self._builder.stored.outdated(max_epochs, namespace)
+            with self._committer.change():
+                numbers = self._committer.documents.outdated(max_epochs, namespace)
                 if self._remove(namespace, numbers, deleted=False):
                     return True
         return False
 
-    # --- The removal of documents -----------------------------------------------------------------
-
-    def _remove(
-        self, namespace: str, numbers: Iterable[int], *, deleted: bool, clean: bool = True
-    ) -> int:
-        """Remove documents of a namespace; return their count.
-
-        Segments in files are sorted again first, beside additions. Then, within a change, the
-        memtable is, and segments that were flushed meanwhile. The caller holds `Committer.sorting`.
+    def _remove(self, namespace: str, numbers: Iterable[int], *, deleted: bool) -> int:
+        """Remove documents of a namespace; return their count. The caller holds `change`.
 
         Args:
             namespace: their namespace.
             numbers: their numbers.
             deleted: whether they are deleted. False: they are evicted.
-            clean: whether to overwrite the remains of deleted documents.
         """
         committer = self._committer
         ascending = sorted(numbers)
-        cleans = deleted and clean
-        if not ascending and not cleans:
-            return 0
-        replacements: dict[Segment, list[Segment]] = {}
-        for segment in committer.present(namespace):
-            if segment.record is not None:
-                replacements[segment] = self._without(segment, ascending)
-        with committer.change():
-            if ascending:
-                segments: list[Segment] = []
-                for segment in committer.present(namespace):
-                    if segment not in replacements:
-                        replacements[segment] = self._without(segment, ascending)
-                    segments += replacements[segment]
-                committer.commit_with_evictions(
-                    {namespace: segments}, removed=ascending, deleted=deleted
-                )
-            if cleans:
-                committer.clean()
+        if ascending:
+            retention = self.retention.by_namespace(namespace)
+            present = committer.present(namespace)
+            segments = self._builder.remove(present, ascending, retention, committer.documents)
+            committer.commit_with_evictions(
+                {namespace: segments}, removed=ascending, deleted=deleted
+            )
         return len(ascending)
-
-    def _without(self, segment: Segment, numbers: Sequence[int]) -> list[Segment]:
-        """Return segments of a segment's documents except for those with ascending `numbers`."""
-        retention = self.retention.by_namespace(segment.namespace)
-        return self._builder.remove([segment], numbers, retention)

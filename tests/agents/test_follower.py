@@ -173,13 +173,26 @@ def test_the_memory_may_lie_in_the_tree(tree, tmp_path):
 
 
 @needs_watchfiles
-def test_large_segments_are_sorted_anew_once_it_is_quiet(tree, memory, monkeypatch):
-    monkeypatch.setattr("rest_store.agents.memory._QUICK_TOKENS", 1)
-    monkeypatch.setattr("rest_store.agents.follower._QUIET", 0.1)
+def test_the_old_version_goes_from_a_segment_of_the_whole_tree(tree, memory):
     with followed(memory, tree):
         until(lambda: len(texts_in(memory.live, "files")) == 6)
+        memory.live.compact()
+        assert memory.live.info().shard_count == 1
         (tree / "src/0.py").write_text("x = 'saved'\n")
         until(lambda: texts_in(memory.live, "files") == tree_texts(tree))
+
+
+@needs_watchfiles
+def test_discarding_rests_for_as_long_as_it_takes(tree, memory, monkeypatch):
+    monkeypatch.setattr("rest_store.agents.follower._DISCARDING_REST", 1e9)
+    with followed(memory, tree):
+        until(lambda: len(texts_in(memory.live, "files")) == 6)
+        for number in range(3):
+            (tree / "src/0.py").write_text(f"x = 'saved {number}'\n")
+            until(lambda: f"x = 'saved {number}'\n" in texts_in(memory.live, "files"))
+    assert len(texts_in(memory.live, "files")) > 7, "old versions are still there"
+    memory.discard()
+    assert texts_in(memory.live, "files") == tree_texts(tree)
 
 
 def test_without_watchfiles_the_extra_is_named(memory, monkeypatch):

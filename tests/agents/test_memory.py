@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from rest_store.agents import memory as memory_module
 from rest_store.agents.history import repository_of, sync_history
 from rest_store.agents.memory import AgentMemory
 from rest_store.drafting.session import DraftSession
@@ -83,6 +82,28 @@ def test_a_second_run_reads_only_what_has_changed(tree, place, tokenizer):
         assert (memory.added, memory.discarded) == (0, 0)
 
 
+def test_files_are_read_while_others_are_stored(tree, place, tokenizer, monkeypatch):
+    monkeypatch.setattr("rest_store.agents.memory._BATCH_FILES", 1)
+    store = AgentMemory._store
+    stored: list[str] = []
+
+    def failing(memory, batch):
+        if len(stored) == 2:
+            raise StorageError("full")
+        stored.extend(texts.name for texts in batch)
+        return store(memory, batch)
+
+    with open_memory(place, tokenizer) as memory:
+        monkeypatch.setattr(AgentMemory, "_store", failing)
+        with pytest.raises(StorageError, match="full"):
+            memory.sync(memory.place(str(tree)))
+        monkeypatch.setattr(AgentMemory, "_store", store)
+        assert len(texts_in(memory.live, "files")) == len(stored) == 2
+    with remember(place, None, tree) as memory:
+        assert memory.added == 2, "the others"
+        assert texts_in(memory.live, "files") == tree_texts(tree)
+
+
 def test_moves_deletions_and_equal_files_are_followed(tree, place, tokenizer):
     shutil.copy(tree / "a.py", tree / "same.py")
     remember(place, tokenizer, tree).close()
@@ -102,16 +123,10 @@ def test_a_document_that_comes_back_before_it_is_discarded_stays(tree, place, to
     text = (tree / "a.py").read_text()
     with remember(place, tokenizer, tree) as memory:
         here = memory.place(str(tree))
-        memory_module_limit = memory_module._QUICK_TOKENS
-        memory_module._QUICK_TOKENS = 1
-        try:
-            memory.live.compact()
-            (tree / "a.py").write_text("x = 1\n")
-            memory.sync(here)
-            (tree / "a.py").write_text(text)
-            memory.sync(here)
-        finally:
-            memory_module._QUICK_TOKENS = memory_module_limit
+        (tree / "a.py").write_text("x = 1\n")
+        memory.sync(here)
+        (tree / "a.py").write_text(text)
+        memory.sync(here)
         memory.discard()
         assert texts_in(memory.live, "files") == tree_texts(tree)
 
@@ -128,6 +143,7 @@ def test_one_path_can_be_looked_at(tree, place, tokenizer, relative):
         changed = {"a.py": 1, "src": 2, "src/deep": 1, "src/deep/c.py": 1}.get(relative, 0)
         assert memory.added == 4 + changed
         memory.sync(here)
+        memory.discard()
         assert texts_in(memory.live, "files") == tree_texts(tree)
 
 

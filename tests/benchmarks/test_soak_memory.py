@@ -8,6 +8,7 @@ import pytest
 import soak_memory
 
 from build_index.tokenization import load_tokenizer
+from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.agents import git, open_memory, write_tokenizer
 
 
@@ -49,3 +50,30 @@ def test_a_memory_that_differs_from_its_tree_is_seen(
         memory.sync(here)
         memory.discard()
         assert contents.differences() == 0
+
+
+def test_a_save_takes_until_the_old_text_is_gone(
+    tree: soak_memory.Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = write_tokenizer(tmp_path)
+    with open_memory(tmp_path / "memory", tokenizer, keep_secrets=True) as memory:
+        here = memory.place(str(tree.top))
+        memory.sync(here)
+        naps: list[float] = []
+
+        def following(seconds: float) -> None:
+            """Take the new text at the second look, and the old one away at the fourth."""
+            naps.append(seconds)
+            if len(naps) == 2:
+                memory.sync(here)
+            elif len(naps) == 4:
+                memory.discard()
+            sleep(0.1)
+
+        sleep = soak_memory.time.sleep
+        monkeypatch.setattr(soak_memory.time, "sleep", following)
+        target = load_tokenizer(tokenizer)
+        with LiveDatastore.open(tmp_path / "memory", read_only=True) as live:
+            assert soak_memory.seconds_of_a_save(tree, live, target) >= 0.4
+        monkeypatch.undo()
+        assert len(naps) >= 4

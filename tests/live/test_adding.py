@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from rest_store.errors import StorageError
 from rest_store.live import compactor, segment, segment_builder
-from rest_store.live.compactor import Compactor
+from rest_store.live.compactor import Compactor, segments_to_merge
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.retention import Retention
 from tests.shared.live import new_live, no_background, small_segments, until
 
 
@@ -267,6 +268,114 @@ def test_what_is_evicted_while_it_is_merged_stays_away(
         live.compact()
         assert live.count([1]) == 0
         assert len(list(live.path.glob("segment-*.tokens"))) == live.info().shard_count
+
+
+@pytest.mark.parametrize("discarded", [["a"], ["b", "c"], ["a", "b", "c", "d"]])
+def test_what_is_discarded_while_it_is_merged_goes_at_once_and_stays_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, discarded: list[str]
+) -> None:
+    """A discarding does not wait for a merge, and the merge is not in vain."""
+    small_segments(monkeypatch)
+    no_background(monkeypatch)
+    kept = [id for id in "abcd" if id not in discarded]
+    with new_live(tmp_path / "live") as live:
+        live.add([[1, 9] * 20, [2, 9] * 20], ["a", "b"])
+        live.add([[3, 9] * 20, [4, 9] * 20], ["c", "d"])
+        write = segment_builder.write_segment
+        merges: list[int] = []
+
+        def discarding(*arguments: Any) -> Any:
+            if not merges:
+                merges.append(1)
+                assert live.discard([*discarded, "absent"]) == len(discarded)
+                live.add([[5, 9] * 20], ["e"])
+                assert [live.count([1 + "abcd".index(id)]) for id in discarded] == [0] * len(
+                    discarded
+                )
+            return write(*arguments)
+
+        monkeypatch.setattr(segment_builder, "write_segment", discarding)
+        assert live.backend.role._compactor.merge([""])
+        counts = [live.count([1 + place]) for place in range(5)]
+        assert counts == [20 * (id in [*kept, "e"]) for id in "abcde"]
+        assert live.info().shard_count == 1 + bool(kept)
+        files = live.path.glob("segment-*.tokens")
+        assert len([*files]) == live.info().shard_count, "no file has the discarded documents"
+    with LiveDatastore.open(tmp_path / "live") as live:
+        assert [live.count([1 + place]) for place in range(5)] == counts
+
+
+def test_a_removal_sorts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_background(monkeypatch)
+    with new_live(tmp_path / "live") as live:
+        live.add([[number % 250, 9] * 20 for number in range(1000)], [*map(str, range(1000))])
+        live.compact()
+        live.add([[252, 9] * 20], ["in memory"])
+        monkeypatch.setattr(segment_builder, "sorted_segment", None)
+        assert live.discard(["7", "in memory"]) == 2
+        assert live.delete(["8", "257"]) == 2
+        assert [live.count([token]) for token in (7, 8, 9, 252)] == [40, 60, 20 * 1000 + 80 - 60, 0]
+    with LiveDatastore.open(tmp_path / "live") as live:
+        assert live.count([7]) == 40
+
+
+# --- Merges ---------------------------------------------------------------------------------------
+
+
+def sizes_after(additions: list[int], largest: int = 1 << 24) -> tuple[list[int], int]:
+    """Add segments and merge them; return the sizes then, and the positions that were sorted."""
+
+    class Sized(NamedTuple):
+        position_count: int
+        oldest: float = 0.0
+        newest: float = 0.0
+
+    class Bounds(Retention):
+        max_segment_positions = largest
+
+    present: list[Any] = []
+    sorted_positions = 0
+    for size in additions:
+        present.append(Sized(size))
+        sorted_positions += size
+        while run := segments_to_merge(present, Bounds()):
+            place = present.index(run[0])
+            assert present[place : place + len(run)] == run
+            present[place : place + len(run)] = [Sized(sum(one.position_count for one in run))]
+            sorted_positions += present[place].position_count
+    return [one.position_count for one in present], sorted_positions
+
+
+@pytest.mark.parametrize("tokens", [3_000_000, 7_100_000, 12_000_000, 50_000_000])
+def test_a_large_addition_is_sorted_twice_at_most(tokens: int) -> None:
+    """Additions of four million positions at once, and a rest."""
+    batches = [1 << 22] * (tokens >> 22) + [tokens % (1 << 22)]
+    sizes, sorted_positions = sizes_after(batches)
+    assert sum(sizes) == tokens
+    assert len(sizes) <= 6
+    assert sorted_positions <= (2 if tokens > 1 << 24 else 1) * tokens
+
+
+def test_there_are_few_segments_after_many_small_additions() -> None:
+    sizes, sorted_positions = sizes_after([5_000] * 4_000)
+    assert sum(sizes) == 20_000_000
+    assert len(sizes) <= 12
+    assert sorted_positions <= 12 * 20_000_000
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_small_segment_behind_large_ones_does_not_wait() -> None:
+    large = [5_000_000, 2_000_000]
+    assert sizes_after([*large, 30_000, 20_000])[0] == [*large, 50_000]
+    assert sizes_after([*large, 900_000, 20_000])[0] == [*large, 900_000, 20_000]
+    assert sizes_after([2_000_000] * 4 + [10_000])[0] == [8_000_000, 10_000]
+
+
+def test_large_segments_become_as_large_as_they_may() -> None:
+    assert sizes_after([5_000_000] * 3)[0] == [15_000_000]
+    assert sizes_after([6_000_000] * 2)[0] == [12_000_000]
+    assert sizes_after([2_000_000] * 4, largest=7_000_000)[0] == [6_000_000, 2_000_000]
+    assert sizes_after([9_000_000, 3_000_000])[0] == [9_000_000, 3_000_000]
 
 
 def test_additions_are_held_back_while_there_is_much_to_merge(

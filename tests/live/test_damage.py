@@ -149,6 +149,24 @@ def test_a_segment_that_is_damaged_while_it_is_open_is_merged_from_the_documents
 
 
 @pytest.mark.parametrize("kind", ["tokens", "suffixes"])
+def test_a_deletion_from_a_segment_that_is_damaged_while_it_is_open_sorts_the_documents(
+    place: Path, documents: list[Document], kind: str
+) -> None:
+    """Written without the document, the segment would have new checksums, which fit the damage."""
+    with LiveDatastore.open(place) as live:
+        (id,) = live.add([documents[0]])
+        live.compact()
+        record = live.backend.segments.all[-1].record
+        assert record is not None
+        path = place / f"{record.name}.{kind}"
+        content = bytearray(path.read_bytes())
+        content[-20] ^= 4
+        path.write_bytes(content)
+        assert live.discard([id]) == 1
+        require_answers(live, documents, random.Random(4), 40)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "suffixes"])
 @pytest.mark.parametrize(
     "harm", [flip, lambda path: os.truncate(path, 0)], ids=["flipped", "truncated"]
 )

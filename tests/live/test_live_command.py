@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -30,7 +35,7 @@ from rest_store.live import live_check
 from rest_store.live.export import export
 from rest_store.live.live_check import check_live
 from tests.shared.builds import build_quick, write_jsonl, write_tokenizer
-from tests.shared.live import until
+from tests.shared.live import new_live, until
 from tests.shared.models import CHATML
 from tests.shared.strategies import edit_file, identity, refused
 
@@ -104,6 +109,28 @@ def test_a_live_datastore_is_begun_from_a_corpus(live: Path, tokenizer: Path) ->
     facts = facts_of(live)
     assert (facts["document_count"], facts["live"], facts["max_tokens"]) == (6, True, None)
     assert facts["token_count"] == int(rows["tokens"].split()[0].replace(",", ""))
+
+
+def test_a_directory_of_a_tokenizer_is_loaded_without_torch(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    """The import of torch would take most of the time, and 190 MiB."""
+    directory = tmp_path / "tokenizer"
+    directory.mkdir()
+    shutil.copy(tokenizer, directory / "tokenizer.json")
+    settings = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    (directory / "tokenizer_config.json").write_text(settings)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "torch.py").write_text("import os; os._exit(3)")
+    corpus = write_jsonl(tmp_path / "texts.jsonl", TEXTS)
+    command = ["live", "add", str(tmp_path / "live"), str(corpus), "--tokenizer", str(directory)]
+    path = os.pathsep.join([str(tmp_path / "first"), *filter(None, sys.path)])
+    subprocess.run(
+        [sys.executable, "-m", "rest_store", *command],
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+    )
+    assert facts_of(tmp_path / "live")["document_count"] == len(TEXTS)
 
 
 def test_adding_again_adds_what_is_new(live: Path, tmp_path: Path) -> None:
@@ -232,6 +259,17 @@ def test_a_frozen_one_has_the_same_documents(live: Path, tmp_path: Path, tokeniz
         "it replaces the old one"
     )
     assert not list(tmp_path.glob(".*")), "nothing is left beside it"
+
+
+def test_a_frozen_one_is_sorted_where_documents_were_deleted(tmp_path: Path) -> None:
+    """The order of two equal documents in a segment is that of what followed them once."""
+    with new_live(tmp_path / "live") as live:
+        live.add([[1], [5], [1], [2]], ["a", "b", "c", "d"])
+        live.delete(["b"])
+        (view,) = live.snapshot.views
+        frozen = export(live, tmp_path / "frozen")
+    assert not np.array_equal(view.entries, frozen.shards[0].suffixes.packed)
+    check_datastore(tmp_path / "frozen", sort=sorted_suffixes)
 
 
 def ids_of(texts: Sequence[str]) -> list[str]:

@@ -36,7 +36,7 @@ class Idle:
 
     failure = None
 
-    def __init__(self, owner: object, work: object, abandoned: object) -> None:
+    def __init__(self, owner: object, work: object, abandoned: object, idle_seconds: float) -> None:
         pass
 
     def stop(self) -> None:

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "search/file_mapping.hpp"
+#include "sort/remaining_suffixes.hpp"
 #include "sort/sort_and_pack.hpp"
 #include "trees/kernel.hpp"
 
@@ -150,6 +151,20 @@ std::int32_t sort_suffixes(std::uintptr_t sorter, const Bytes& symbols, std::uin
                        width, bits, {keys.data(), keys.size()}, {entries.data(), entries.size()});
 }
 
+// The suffixes of a shard without some of its documents; returns whether they are complete. The GIL
+// is released for all of it.
+bool remaining_suffixes(nb::handle shard, const Array<Position>& begins,
+                        const Array<Position>& ends, const Bytes& symbols,
+                        std::uint64_t entry_count, std::uint32_t bits,
+                        const Room<std::uint64_t>& keys, const Room<std::uint8_t>& entries) {
+  nb::list one;
+  one.append(shard);
+  const std::vector<ShardView> views = shard_views(one);
+  const nb::gil_scoped_release released;
+  return pack_remaining(views[0], span_of(begins), span_of(ends), span_of(symbols), entry_count,
+                        bits, {keys.data(), keys.size()}, {entries.data(), entries.size()});
+}
+
 // The groups of a shard; the GIL is released while it is read.
 std::shared_ptr<ShardGroups> shard_groups(nb::handle shard, const Array<GroupKey>& keys) {
   nb::list one;
@@ -184,6 +199,8 @@ NB_MODULE(_kernel, module) {
   module.doc() = "The compiled kernel; rest_store.datastore.kernel loads it.";
   module.def("sort_suffixes", &sort_suffixes, "sorter"_a, "symbols"_a, "width"_a, "bits"_a,
              "keys"_a, "entries"_a);
+  module.def("remaining_suffixes", &remaining_suffixes, "shard"_a, "begins"_a, "ends"_a,
+             "symbols"_a, "entry_count"_a, "bits"_a, "keys"_a, "entries"_a);
   module.attr("MAX_SHARED_AFTER") = kMaxSharedAfter;
   nb::class_<ShardGroups>(module, "ShardGroups").def(nb::new_(&shard_groups), "shard"_a, "keys"_a);
   nb::class_<Sharing>(module, "Sharing")

@@ -1,13 +1,13 @@
 // From the symbols of a shard to the contents of its suffixes file (FORMAT.md, section 3).
 #pragma once
 
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <span>
 #include <stdexcept>
 
 #include "search/shard_view.hpp"
+#include "sort/bit_string.hpp"
 
 namespace rest_store {
 
@@ -27,9 +27,8 @@ inline void pack_suffixes(std::span<const std::int32_t> order,
     throw std::out_of_range("arrays of other sizes");
   const std::uint64_t separator = (std::uint64_t{1} << (8 * width)) - 1;
   const std::uint64_t room = 8 * (entries.size() - 8) / bits;
-  std::uint64_t rank = 0, word = 0;
-  std::uint8_t* out = entries.data();
-  unsigned used = 0;  // bits of `word`
+  std::uint64_t rank = 0;
+  BitString packed(entries.data(), bits);
   for (const std::int32_t at : order) {
     const auto offset = static_cast<std::uint32_t>(at);
     if (offset >= size) throw std::out_of_range("an offset past the end");
@@ -44,21 +43,9 @@ inline void pack_suffixes(std::span<const std::int32_t> order,
       if (rank % kKeyStride == 0) keys[rank / kKeyStride] = key;
     }
     ++rank;
-    const std::uint64_t position = offset / width;
-    word |= position << used;
-    used += bits;
-    if (used >= 64) {
-      std::memcpy(out, &word, 8);
-      out += 8;
-      used -= 64;
-      word = used == 0 ? 0 : position >> (bits - used);
-    }
+    packed.append(offset / width);
   }
-  if (used > 0) {
-    std::memcpy(out, &word, 8);
-    out += 8;
-  }
-  std::memset(out, 0, 8);
+  packed.finish();
 }
 
 // `divsufsort` of libdivsufsort: writes the positions of all bytes of a text, in the order of the
