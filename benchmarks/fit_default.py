@@ -12,9 +12,9 @@ kinds of trees, each fitted to replays of its own:
 
 - frozen: steps with recycled logits and without a live datastore
 - live: steps with both
-- text: steps without recycled logits, as in engines and services that are not shown any. Runs of an
-  agent (--agent) are replayed for these alone, with the datastores --agent-datastore, which have
-  the tokenizer of these runs.
+- text: steps without recycled logits: of sessions without them, of services that get the text
+  alone, and first steps. Runs of an agent (--agent) are replayed for these alone, with the
+  datastores --agent-datastore, which have the tokenizer of these runs.
 
 The package's calibration has had three fits: with --row-share 0.2 of the frozen and live kinds,
 with --only live --trees 700, and with --only text --row-share 0.2. The first began

@@ -82,7 +82,8 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
 
     `options.out` always holds its old content or the complete datastore, even if the process is
     killed. The files of an interrupted build stay beside it: the next build of the same inputs and
-    options goes on with them, and any other build removes them. Not thread-safe, since
+    options goes on with them. A build in which only corpora differ keeps the slices of those that
+    are unchanged, and any other build removes all. Not thread-safe, since
     `options.workers` acts on the whole process.
     """
     start = time.perf_counter()

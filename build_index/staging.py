@@ -135,7 +135,7 @@ class Staging:
             self.datastore.mkdir()
             self.slices.mkdir()
             if unchanged:
-                for path in before.iterdir():
+                for path in before.iterdir():  # suffix arrays have an ending, slices have none
                     directory = self.datastore if path.suffix else self.slices
                     path.rename(directory / path.name)
             if plan is not None:

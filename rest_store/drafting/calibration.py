@@ -38,12 +38,14 @@ class Calibration:
     together. Thread-safe.
 
     Args:
-        gbdt: the trees, as `fit` returns them.
+        gbdt: the packed trees of steps with recycled logits and without a live datastore, such as
+            `fit(...).native.gbdt`; also of each kind of steps that has none of its own.
         weights: float[5], learnt online: a bias, and one weight each for candidates of prompt
             lookup, recycled logits, datastores, and of several sources.
         provenance: the data that it was fitted to, as JSON can hold it; kept in the file.
-        live_gbdt: the trees of steps in which a live datastore takes part, fitted with one among
-            the sources; empty: there are none, and a live datastore counts as any other.
+        live_gbdt: the trees of steps with recycled logits in which a live datastore takes part,
+            fitted with one among the sources; empty: there are none, and a live datastore counts as
+            any other.
         text_gbdt: the trees of steps without recycled logits, with live datastores or without
             them; empty: there are none, and such steps are scored as those with recycled logits.
 

@@ -87,8 +87,8 @@ class DraftSession:
     """The drafting of one generation: it holds the text, asks the sources, and learns.
 
     Args:
-        sources: at most 8: a `PromptLookup`, a `RecycledLogits`, and up to 6 of `Datastore`,
-            `LiveDatastore` and `DatastoreClient`.
+        sources: at most 8: a `PromptLookup`, a `RecycledLogits`, and up to 6 others:
+            `Datastore`, `LiveDatastore`, `DatastoreClient`, and at most one `Grammar`.
         prompt: 1-D integers, the text so far, oldest token first; may be empty.
         calibration: turns evidence into acceptance probabilities; sessions that share one learn
             together. None: a copy of the default calibration.

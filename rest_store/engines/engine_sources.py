@@ -36,7 +36,8 @@ from rest_store.errors import (
 from rest_store.live.agent_memory import as_sources
 from rest_store.live.open_store import open_store
 
-_CLIENT_SECONDS = 0.1  # of a step, which waits for `source_timeout` at most
+# The least time limit of a client. A step gives up earlier, after `source_timeout`.
+_CLIENT_SECONDS = 0.1
 _MAX_KEPT_TEXTS = 32  # whose token ids are kept: requests often come again with the same one
 
 
@@ -336,7 +337,7 @@ class EngineSources:
             references: as `encoded` returns them.
             grammar: that its output follows; left out where there are as many datastores as a
                 session takes.
-            prompt: tokens of `text` that are no output; None: all are none.
+            prompt: number of tokens at the start of `text` that are no output; None: all of them.
             chosen: as `chosen` returns it; None: without a choice.
             group: of the request, as `DraftSession` takes it.
 

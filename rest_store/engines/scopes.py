@@ -20,7 +20,8 @@ class Scope:
     """The remembered outputs, recycled logits and grammars' choices that some requests share.
 
     Args:
-        target: their outputs are added to it: a store, a client of a service, or None.
+        target: the outputs of these requests are added to it: a store, a client of a service, or
+            None.
     """
 
     def __init__(self, target: Any) -> None:

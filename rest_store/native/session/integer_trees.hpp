@@ -348,10 +348,11 @@ class IntegerTrees {
   std::vector<std::size_t> blocks_;  // the ends of blocks of trees, whose sums fit into 16 bits
 };
 
-// The trees of three kinds of steps: with recycled logits and frozen stores alone, with recycled
-// logits and a live store, and with text alone. A step whose kind has no trees is scored by
-// `frozen`, where a live store counts as a frozen one; without logits, by `live` if a live store
-// takes part.
+// The trees of three kinds of steps. `frozen`: with recycled logits and no live store. `live`: with
+// recycled logits and a live store. `text`: without recycled logits, with any stores; where the
+// best source is absent, the others mean more. Trees other than `frozen` may be absent. A step then
+// falls back from `text` to that of `live` and `frozen` which fits its stores, and from `live` to
+// `frozen`, for which a live store is one more frozen one.
 struct FittedTrees {
   IntegerTrees frozen, live, text;
 

@@ -9,11 +9,11 @@
 // after the context, with probability 0.3, pays three times as often.
 //
 // The rule: a node's score is its parent's score times the probability that it comes next
-// (acceptance.hpp); the context has score 1. So no node has a greater score than its parent. Of
-// all candidates in sight, the search takes the one with the greatest score, again and again.
-// Parents come before their children, and the N nodes taken are the N with the greatest scores. The
-// sum of their scores is the number of draft tokens that are accepted on average, and no other tree
-// of N nodes has a greater sum.
+// (acceptance.hpp, then corrected by match_experience.hpp and by a filter); the context has score
+// 1. So no node has a greater score than its parent. Of all candidates in sight, the search takes
+// the one with the greatest score, again and again. Parents come before their children, and the N
+// nodes taken are the N with the greatest scores. The sum of their scores is the number of draft
+// tokens that are accepted on average, and no other tree of N nodes has a greater sum.
 //
 // HOW A TREE GROWS. The context is the root of the tree, node -1. Expanding a node, or the root,
 // means scoring the candidates for the token after it. These enter the frontier, and the best one
@@ -147,6 +147,7 @@ class TreeBuilder {
     options_ = options;
     has_live_ = std::any_of(stores_.begin(), stores_.end(),
                             [](const EvidenceReader* reader) { return reader->live(); });
+    // Until they hold a row, recycled logits propose nothing.
     has_logits_ = recycled_ != nullptr && recycled_->size() > 0;
     nodes_.clear();
     frontier_.clear();
@@ -177,6 +178,7 @@ class TreeBuilder {
         next_ == kContext
             ? nullptr
             : &source_evidence_[static_cast<std::size_t>(expansion_of(node_at(next_).parent))];
+    // `frozen` was fitted without live stores: for it, a live store is one more frozen one.
     const bool has_live_columns = records_ || &trees() != &trees_.frozen;
     for (std::size_t i = 0; i < stores_.size(); ++i) {
       sources.live[i] = stores_[i]->live() && has_live_columns;

@@ -52,9 +52,8 @@ class ServiceMember:
     """A session that a service runs (`Member`).
 
     After a failure the next `send` opens another stream, with the text. It does so at once after a
-    stream that had answered, and while there are endpoints that were not tried. Otherwise it waits
-    for the end of a pause, which doubles with each failure. During the pause `send` fails without a
-    call.
+    stream that had answered, and while there are endpoints that were not tried. Otherwise a
+    pause begins, which doubles with each failure. During the pause `send` fails without a call.
 
     Args:
         partitions: all partitions of the datastore.
