@@ -94,11 +94,11 @@ def remember(
     as_json: bool,
     **reading: Any,
 ) -> None:
-    """Make the memory DIR hold what is in PATHs: transcripts of agents, and files of a tree.
+    """Make the memory DIR hold the texts of PATHs: transcripts of agents, and files of a tree.
 
-    A file that has changed replaces what was remembered of it, and one that is gone is forgotten.
-    What an earlier run has added from other paths stays. A run that is killed is continued by the
-    next one. Each kind of text is a namespace of it: written, read, files, history.
+    A file that has changed replaces its earlier text, and one that is gone is forgotten. Texts that
+    an earlier run has added from other paths stay. A run that is killed is continued by the next
+    one. Each kind of text is a namespace of DIR: written, read, files, history.
     """
     from rest_store.agents.follower import Follower
     from rest_store.agents.history import repository_of, sync_history

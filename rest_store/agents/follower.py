@@ -42,7 +42,6 @@ class Follower:
         memory: that holds them.
         places: of the files.
         sync_history: called with no argument when a branch of a repository has moved.
-        told: called with the number of documents that were added and discarded, after each change.
 
     Raises:
         MissingExtraError: `watchfiles` is not installed.
@@ -54,14 +53,12 @@ class Follower:
         places: Sequence[Place],
         *,
         sync_history: Callable[[], None] | None = None,
-        told: Callable[[], None] = lambda: None,
     ) -> None:
         with named_extras("following files"):
             import watchfiles  # noqa: F401 - a missing package is named at once
         self._memory = memory
         self._places = places
         self._sync_history = sync_history
-        self._told = told
         self._changed: queue.SimpleQueue[set[str] | BaseException | None] = queue.SimpleQueue()
         self._ends = threading.Event()
         self._own = f"{os.path.realpath(memory.live.path)}"
@@ -117,17 +114,13 @@ class Follower:
                 has_replaced = True
                 with suppress(CorpusError):  # git is in the middle of something
                     self._sync_history()
-            has_changed = bool(ready)
-            has_replaced |= has_changed
+            has_replaced |= bool(ready)
             began = time.monotonic()
             if has_replaced and began >= discarding:
                 has_replaced = False
                 self._memory.discard()
                 ended = time.monotonic()
                 discarding = ended + _DISCARDING_REST * (ended - began)
-                has_changed = True
-            if has_changed:
-                self._told()
 
     def _next(self, until: float | None) -> Iterable[set[str] | BaseException | None]:
         """Wait for changes until a time, if there is one; yield all that there are by then."""
@@ -151,22 +144,22 @@ class Follower:
 
     def _places_of(self, paths: Iterable[str]) -> set[tuple[int, str]]:
         """Return the paths to look at: a place by its number, and a path relative to it."""
-        found: set[tuple[int, str]] = set()
+        changed: set[tuple[int, str]] = set()
         for path in paths:
             for number, place in enumerate(self._places):
                 top = place.source.top
                 if path == top:
-                    found.add((number, ""))
+                    changed.add((number, ""))
                 elif place.source.is_directory and path.startswith(f"{top.rstrip('/')}/"):
                     relative = path[len(top.rstrip("/")) + 1 :]
                     if relative.rpartition("/")[2] == IGNORE_FILE:
                         relative = ""
                     names = relative.split("/")
                     if relative == ".git/info/exclude":
-                        found.add((number, ""))
+                        changed.add((number, ""))
                     elif not DEFAULT_EXCLUDES.intersection(names):
-                        found.add((number, relative))
-        return found
+                        changed.add((number, relative))
+        return changed
 
     def _is_head(self, path: str) -> bool:
         above, _, inner = path.partition("/.git/")
@@ -230,13 +223,13 @@ class Follower:
 
 def _without_nested(paths: Sequence[str]) -> list[str]:
     """Return sorted paths without those below others."""
-    kept: list[str] = []
+    outermost: list[str] = []
     for path in paths:
-        if not any(path.startswith(f"{parent}/") for parent in _parents_in(path, kept)):
-            kept.append(path)
-    return kept
+        if not any(path.startswith(f"{parent}/") for parent in _parents_in(path, outermost)):
+            outermost.append(path)
+    return outermost
 
 
-def _parents_in(path: str, kept: Sequence[str]) -> Iterable[str]:
+def _parents_in(path: str, paths: Sequence[str]) -> Iterable[str]:
     parents = {str(parent) for parent in Path(path).parents}
-    return parents.intersection(kept)
+    return parents.intersection(paths)

@@ -147,7 +147,7 @@ class AgentMemory:
         corpus = open_corpus(spec)
         if not isinstance(corpus.source, LocalCorpus):
             expected = "a file or a directory of this machine"
-            raise CorpusError(describe(path, "what is remembered", "at an address", expected))
+            raise CorpusError(describe(path, "path to remember", "an address", expected))
         return Place(corpus, corpus.source)
 
     def sync(self, place: Place, paths: Iterable[str] = ("",)) -> None:
@@ -329,8 +329,9 @@ def _tokenizer(
             str(local_path(chat_template).absolute()) if is_file else chat_template
         )
     if "tokenizer" not in settings:
-        found, expected = "unknown", "--tokenizer, for a memory that is begun"
-        raise TokenizerLoadError(describe(directory, "tokenizer", found, expected))
+        raise TokenizerLoadError(
+            describe(directory, "tokenizer", "unknown", "--tokenizer, for a memory that is begun")
+        )
     template = settings.get("chat_template")
     loaded = load_in_process(settings["tokenizer"])
     return load_tokenizer(loaded, chat_template=template), settings

@@ -191,17 +191,17 @@ class Record:
         earlier[max(earlier, default=0) + 1] = before
         known = set[Key]().union(*earlier.values())
         # Newest first: a document of a newer version is none of an older one.
-        kept: dict[int, set[Key]] = {}
+        remaining: dict[int, set[Key]] = {}
         newer = set(keys)
         for number in sorted(earlier, reverse=True):
             own = earlier[number] - newer
-            if own and len(kept) < keep - 1:
-                kept[number] = own
+            if own and len(remaining) < keep - 1:
+                remaining[number] = own
                 newer |= own
         self._database.execute("DELETE FROM earlier WHERE path = ?", (path,))
         self._database.executemany(
             "INSERT INTO earlier VALUES (?, ?, ?, ?)",
-            [(path, number, *key) for number, own in kept.items() for key in own],
+            [(path, number, *key) for number, own in remaining.items() for key in own],
         )
         return known - newer
 

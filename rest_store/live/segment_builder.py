@@ -124,8 +124,8 @@ class SegmentBuilder:
         """Return segments of a segment's documents that are not removed."""
         first, last, namespace = segment.first, segment.last, segment.namespace
         numbers = documents.numbers(first, last, namespace=namespace)
-        kept = [number for number in numbers if number not in removed]
-        if not kept:
+        remaining = [number for number in numbers if number not in removed]
+        if not remaining:
             return []
         shorter: Segment | None = None
         if segment.position_count <= retention.max_segment_positions:
@@ -157,13 +157,13 @@ class SegmentBuilder:
         shorter = shortened_segment(segment, is_removed, self._vocabulary_size)
         if shorter is None:
             return None
-        kept = [number for number in numbers if number not in removed]
+        remaining = [number for number in numbers if number not in removed]
         return replace(
             shorter,
-            first=kept[0],
-            last=kept[-1],
-            oldest=documents.time(kept[0]),
-            newest=documents.time(kept[-1]),
+            first=remaining[0],
+            last=remaining[-1],
+            oldest=documents.time(remaining[0]),
+            newest=documents.time(remaining[-1]),
         )
 
     def sort(self, documents: Sequence[DocumentRecord]) -> Segment:
