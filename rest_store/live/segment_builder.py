@@ -124,8 +124,7 @@ class SegmentBuilder:
         """Return segments of a segment's documents that are not removed."""
         first, last, namespace = segment.first, segment.last, segment.namespace
         numbers = documents.numbers(first, last, namespace=namespace)
-        remaining = [number for number in numbers if number not in removed]
-        if not remaining:
+        if all(number in removed for number in numbers):
             return []
         shorter: Segment | None = None
         if segment.position_count <= retention.max_segment_positions:
