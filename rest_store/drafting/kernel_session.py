@@ -8,13 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.draft_options import Accepted, TopK
+from rest_store.drafting.draft_options import Accepted
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ContextTypeError, DatastoreClosedError, DatastoreUnavailableError
 
@@ -148,13 +145,3 @@ def append_all(where: str, natives: Sequence[NativeSession], accepted: Sequence[
         native_kernel().accept_all(natives, tokens, top_k, node_top_k)
     except ValueError as error:
         raise ContextTypeError(f"{where}: {error}") from None
-
-
-def append(
-    native: NativeSession,
-    tokens: npt.NDArray[np.int32],
-    top_k: TopK | None,
-    node_top_k: TopK | None,
-) -> None:
-    """Append to one session, as `append_all`."""
-    append_all("draft session", [native], [Accepted(tokens, top_k, node_top_k)])

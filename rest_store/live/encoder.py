@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from rest_store.datastore.durable_files import sync
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
@@ -61,6 +64,29 @@ class TextEncoder:
         return tokenizer
 
 
+def require_document(
+    document: IntSequence, index: int, vocabulary_size: int, max_tokens: int | None = None
+) -> npt.NDArray[np.integer]:
+    """Return the tokens of a document that is valid.
+
+    Args:
+        document: a token sequence.
+        index: its place among the documents of the call, for messages.
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+        max_tokens: the most tokens that the namespace keeps; None: no limit.
+
+    Raises:
+        DocumentError, QueryError: as in `LiveDatastore.add`.
+    """
+    max_size = min(_MAX_DOCUMENT_TOKENS, max_tokens or _MAX_DOCUMENT_TOKENS)
+    tokens = document_tokens(document, index, vocabulary_size, expected="1-D integers or text")
+    if tokens.size > max_size:
+        raise DocumentError(
+            f"add: document {index} has {tokens.size} tokens, expected at most {max_size}"
+        )
+    return tokens
+
+
 def encode_documents(
     documents: Sequence[IntSequence],
     ids: Sequence[str],
@@ -85,17 +111,12 @@ def encode_documents(
     Raises:
         DocumentError, QueryError, ArgumentError: as in `LiveDatastore.add`.
     """
-    max_size = min(_MAX_DOCUMENT_TOKENS, max_tokens or _MAX_DOCUMENT_TOKENS)
     labels = document_labels(group, epoch, len(documents))
     records = []
     for index, document in enumerate(documents):
         id = ids[index]
         own_group, own_epoch = labels[index]
-        tokens = document_tokens(document, index, vocabulary_size, expected="1-D integers or text")
-        if tokens.size > max_size:
-            raise DocumentError(
-                f"add: document {index} has {tokens.size} tokens, expected at most {max_size}"
-            )
+        tokens = require_document(document, index, vocabulary_size, max_tokens)
         records.append(
             DocumentRecord(
                 number=0,

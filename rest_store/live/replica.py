@@ -27,7 +27,7 @@ from rest_store.errors import (
 )
 from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.directory import is_live, make_directory
-from rest_store.live.encoder import document_labels, encode_documents
+from rest_store.live.encoder import document_labels, require_document
 from rest_store.live.follower import Follower
 from rest_store.live.records import Changes, DocumentRecord, Removal, is_time
 from rest_store.live.replica_writer import ReplicaWriter
@@ -273,21 +273,15 @@ class Replica:
     ) -> AddedDocuments:
         """Add documents at the upstream, which validates them; return once they are visible here.
 
-        The arguments are those of `Writer.add`. The documents of each group and epoch are one call,
-        and so all of them are validated before the first.
+        The arguments are those of `Writer.add`. The documents of each group and epoch are one call.
+        Where there are several calls, all documents are validated before the first.
         """
         if not documents:
             return AddedDocuments([], set())
         labels = document_labels(group, epoch, len(documents))
-        encode_documents(
-            documents,
-            ids,
-            namespace=namespace,
-            group=group,
-            epoch=epoch,
-            vocabulary_size=self.tokenizer.vocabulary_size,
-            max_tokens=None,
-        )
+        if len(set(labels)) > 1:
+            for index, document in enumerate(documents):
+                require_document(document, index, self.tokenizer.vocabulary_size)
         first_places = {id: place for place, id in reversed(list(enumerate(ids)))}
         new: set[str] = set()
         newest = 0

@@ -100,7 +100,7 @@ class ServiceMember:
         self._origins = b""
 
         # The present step.
-        self._limits = DraftOptions(0)
+        self._options = DraftOptions(0)
         self._step_began_at = 0.0
         # Whether `receive` has to send the step, because `send` could not.
         self._is_unsent = False
@@ -121,13 +121,13 @@ class ServiceMember:
         except RestStoreError as error:
             self._fail(error)
 
-    def send(self, limits: DraftOptions) -> None:
+    def send(self, options: DraftOptions) -> None:
         """Send the tokens accepted since the last step, and ask for the next tree."""
         if self._closed:
             raise ServiceUnavailableError("client: the session is closed")
         self._step_began_at = time.monotonic()
         if self._stream is not None:
-            # Before `_limits` changes: a late answer is read with the limits of its own step.
+            # Before `_options` changes: a late answer is read with those of its own step.
             try:
                 self._skip_late_answer(self._stream)
             except DeadlineError:
@@ -137,7 +137,7 @@ class ServiceMember:
         if self._failure is not None and time.monotonic() < self._paused_until:
             # A new error: that of the failed step has the traceback of that step.
             raise type(self._failure)(str(self._failure))
-        self._limits = limits
+        self._options = options
         # The service has to be described first, which waits for it; `receive` may wait.
         self._is_unsent = not self._partition.is_known
         if self._is_unsent:
@@ -154,7 +154,7 @@ class ServiceMember:
         ends = self._step_began_at + self._timeout
         if timeout is not None:
             ends = min(ends, time.monotonic() + timeout)
-        if self._limits.max_nodes == 0:
+        if self._options.max_nodes == 0:
             return TokenTree([], [], [], scores=[], origins=[])
         waits_briefly = self._waits_briefly()
         if waits_briefly:
@@ -254,13 +254,13 @@ class ServiceMember:
         """
         if self._stream is None:
             self._open()
-        if self._limits.max_nodes == 0:
+        if self._options.max_nodes == 0:
             self._message.ClearField("draft")
         else:
             draft = self._message.draft
-            draft.max_nodes = self._limits.max_nodes
-            draft.chain = self._limits.is_chain
-            draft.costs.extend(self._limits.costs.tolist())
+            draft.max_nodes = self._options.max_nodes
+            draft.chain = self._options.is_chain
+            draft.costs.extend(self._options.costs.tolist())
             self._unanswered_since = time.monotonic()
             self._node_rows = 0
         self._send_message()
@@ -326,7 +326,7 @@ class ServiceMember:
         tree = read_session_tree(
             response.tree,
             requests.vocabulary_size,
-            self._limits.max_nodes,
+            self._options.max_nodes,
             self._origins,
             target,
         )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
 from rest_store.datastore.kernel import MAX_NODES
+from rest_store.drafting.draft_options import Accepted
 from rest_store.errors import (
     ArgumentError,
     ContextTypeError,
@@ -30,14 +31,6 @@ Tokens = npt.NDArray[np.int32]
 
 _MAX_ACCEPTED = 1024  # messages Accepted in one message of a session
 _MAX_TOP_K = 64  # tokens after each place
-
-
-class Accepted(NamedTuple):
-    """Tokens of a target model in a session; the arguments of `DraftSession.accept`."""
-
-    tokens: Tokens
-    top_k: Tokens | None
-    node_top_k: Tokens | None
 
 
 def require_size(what: str, size: int, maximum: int) -> None:

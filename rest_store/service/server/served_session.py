@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 from rest_store.datastore.kernel import MAX_NODES, native_kernel
 from rest_store.datastore.validation import check_int
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.draft_options import DraftOptions
-from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session
+from rest_store.drafting.draft_options import Accepted, DraftOptions
+from rest_store.drafting.kernel_session import OpenStore, append_all, follow_changes, kernel_session
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ArgumentError, describe
 from rest_store.service.server.catalog import HostedDatastore, reading, require_readable
 from rest_store.service.server.request_checks import (
-    Accepted,
     parse_accepted,
     parse_text,
     step_costs,
@@ -40,12 +39,12 @@ class SessionStep(NamedTuple):
 
     Attributes:
         accepted: tokens to append.
-        limits: of the draft tree; None: no tree is asked for.
+        options: of the draft tree; None: no tree is asked for.
         is_small: whether the work takes less than about a millisecond.
     """
 
     accepted: Sequence[Accepted]
-    limits: DraftOptions | None
+    options: DraftOptions | None
     is_small: bool
 
 
@@ -120,17 +119,17 @@ class ServedSession:
         Raises:
             RestStoreError: of the table in service/statuses.py; the message is malformed.
         """
-        limits = None
+        options = None
         if request.HasField("draft"):
             draft = request.draft
             max_nodes = check_int("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
-            limits = DraftOptions(max_nodes, step_costs(draft.costs), draft.chain)
+            options = DraftOptions(max_nodes, step_costs(draft.costs), draft.chain)
         accepted = parse_accepted(request.accepted, self._vocabulary_size)
         tokens = sum(len(each.tokens) for each in accepted)
-        nodes = 0 if limits is None else limits.max_nodes
+        nodes = 0 if options is None else options.max_nodes
         self._grow(tokens, nodes)
         is_small = nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS
-        return SessionStep(accepted, limits, is_small)
+        return SessionStep(accepted, options, is_small)
 
     def run(self, step: SessionStep) -> pb.Tree | None:
         """Append the accepted tokens, and return the draft tree if one is asked for.
@@ -142,11 +141,11 @@ class ServedSession:
             DatastoreUnavailableError: a datastore cannot be read.
         """
         for accepted in step.accepted:
-            append(self._native, *accepted)
-        if step.limits is None:
+            append_all("request", [self._native], [accepted])
+        if step.options is None:
             return None
         follow_changes(self._native, self._datastores)
-        nodes, scores, origins = self._native.draft(*step.limits)
+        nodes, scores, origins = self._native.draft(*step.options)
         require_readable(self._served)
         return pb.Tree(nodes=nodes, scores=scores, origins=origins)
 
