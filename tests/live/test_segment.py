@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,17 @@ def test_a_damaged_segment_is_not_shortened(tmp_path: Path) -> None:
     whole = open_segment(tmp_path, segment.record, 300)
     assert shortened_segment(whole, np.array([True, False]), 300) is None, "a document too few"
     assert shortened_segment(whole, np.array([True, False, False]), 300) is not None
+
+
+def test_entries_outside_the_shard_are_damage() -> None:
+    view = sorted_segment(records_of([[1, 2, 3], [4, 5]], 300), 300).view
+    damaged = replace(view, entries=np.full_like(view.entries, 255), bits=30)
+    room = (np.empty(1, np.uint64), np.empty(16, np.uint8))
+    gap = (np.array([4], np.uint64), np.array([7], np.uint64))
+    symbols = np.concatenate([view.symbols[: 4 * view.width], view.symbols[-TAIL_SIZE:]])
+    remaining = native_kernel().remaining_suffixes
+    assert remaining(view, *gap, symbols, 3, 3, *room)
+    assert not remaining(damaged, *gap, symbols, 3, 3, *room)
 
 
 @pytest.mark.parametrize(

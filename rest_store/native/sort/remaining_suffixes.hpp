@@ -83,7 +83,9 @@ inline bool pack_remaining(const ShardView& shard, std::span<const Position> beg
   BitString packed(entries.data(), bits);
   std::uint64_t count = 0;
   for (Rank rank = 0; rank < shard.entry_count; ++rank) {
-    const Position position = gaps.moved(shard.position(rank));
+    const Position before = shard.position(rank);
+    if (before >= shard.position_count) return false;
+    const Position position = gaps.moved(before);
     if (position == Gaps::kRemoved) continue;
     if (count == entry_count || position >= positions) return false;
     if (count % kKeyStride == 0)
