@@ -29,8 +29,8 @@ _DEBOUNCE = 400  # milliseconds after which they are, in any case
 _WAIT = 2_000  # milliseconds after which a watcher looks whether it is to end
 _MANY = 1_000  # changes at once, from which on some may have been lost
 _REST = 20  # times as long as reading a file took, it is not read again
-# Times as long as discarding took, nothing is discarded again. It writes whole segments anew: the
-# largest in half a second, those of a tree of some million tokens in a tenth of one.
+# Times as long as discarding took, nothing is discarded again. It writes whole segments anew, and
+# additions wait meanwhile.
 _DISCARDING_REST = 4
 _HEADS = ("HEAD", "packed-refs")
 

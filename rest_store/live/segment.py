@@ -146,7 +146,7 @@ def shortened_segment(
     Raises:
         MemoryError: there is not enough memory, about 6 bytes a token.
 
-    Takes a twentieth of the time of sorting. Releases the GIL for nearly all of it.
+    Takes one pass over the segment. Releases the GIL for nearly all of it.
     """
     view = segment.view
     try:

@@ -103,7 +103,7 @@ def test_sessions_of_one_calibration_share_their_experience() -> None:
                 session.draft(8)
                 session.accept([token])
     calibration.native.weights = [0.0] * 5
-    assert first_score(calibration) > before + 0.1
+    assert first_score(calibration) > max(before + 0.1, 0.98)
     assert first_score(unchanged) == before, "a copy learns on its own"
 
 

@@ -1,10 +1,10 @@
 // From the suffixes of a shard to those of the shard without some of its documents.
 //
-// REMOVAL WITHOUT SORTING. The naive way: sort what remains. That takes 150 ns a token.
+// REMOVAL WITHOUT SORTING. The naive way: sort the symbols that remain.
 //
 // Two suffixes of different documents compare by their symbols up to the first separator, unless
 // they are equal so far. These symbols stay as they are. So the suffixes that remain keep their
-// order, and each is only moved to the front by what was removed before it.
+// order, and each is only moved to the front, by the number of symbols removed before it.
 //
 // The rule: go through the suffix array once, leave out the positions in gaps, and shift the
 // others. Suffixes that are equal up to a separator keep their order, whatever follows now. No
