@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 import rest_store
 from rest_store.errors import NotSupportedError
-from rest_store.generation.seam import CACHE
+from rest_store.generation.seam import CACHE, cache_in
 from rest_store.generation.stream import Stream
 from tests.shared.tiny import Drafted, Scripted, bushy, futures_of, prompts, tiny_model
 
@@ -118,12 +118,12 @@ def test_leaving_the_block_closes(architecture: str, closing: type[Closing]) -> 
 def test_a_generation_that_is_closed_before_its_first_pass_has_the_prompt(
     closing: type[Closing],
 ) -> None:
-    asked = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-    generation, _ = begun(tiny_model("llama"), prompts(2), closing, **asked)
+    options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    generation, _ = begun(tiny_model("llama"), prompts(2), closing, **options)
     generation.close()
     output = generation.result()
     assert torch.equal(output.sequences, prompts(2)["input_ids"])
-    assert (output.scores, output.logits, output.past_key_values) == ((), (), None)
+    assert (output.scores, output.logits, cache_in(output)) == ((), (), None)
     assert closing.closed == 0
 
 
